@@ -166,6 +166,11 @@ def test_what_failed_before_is_in_its_place_and_the_gate_is_not_asked_about_it(d
     assert decide(own, broken)[0].error.message == "no disk"
     assert decide(own) == []
     assert len(own.asked) == 1
+    own.on_error = "raise"
+    found = run(resolve_gate(own).outcomes([broken, "c d", no_text]))
+    assert (found[0], found[1].p_known, found[2]) == (broken.error, 0.9, no_text.error)
+    with pytest.raises(OSError, match="no disk"):
+        resolve_gate(own).decide_batch([broken, "c d", no_text])
 
 
 def test_what_an_own_gate_does_not_declare_it_is_not_given_credit_for(decide):

@@ -14,9 +14,9 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations import load_gate
 from rgate_integrations.engine.batching import Batcher
-from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.langchain import RetrievalGate
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, each
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, Search, each
 from tests.test_batching import Held
 
 TOKENS = "abcdefghijklmnopqrst"
@@ -105,6 +105,34 @@ def test_exceptions_stay_with_their_item(gate, call):
     assert [type(f).__name__ for f in found] == ["str", "KeyError", "str", "InvalidQuestionError"]
     with pytest.raises(KeyError, match="c"):
         call(chain, ["a", "c"])
+
+
+ON_ERROR = {
+    "the gate": lambda gate: gate,
+    "the router": lambda gate: gate.route(retrieve=str, direct=str),
+    "answer first": lambda gate: gate.route(retrieve=str, direct=str, answer_first=True),
+    "the guard": lambda gate: gate.guard(Search()),
+    "the rewriter": ClaimQueryRewriter,
+}
+
+
+@pytest.mark.parametrize("make", ON_ERROR.values(), ids=list(ON_ERROR))
+@each(BATCHES)
+def test_a_failure_that_is_raised_is_that_of_its_input_alone(gate, call, make):
+    """Regression: one empty question failed the whole batch, if the gate raises its failures."""
+
+    class Picky(Judge):
+        on_error = "raise"
+
+        def _decision(self, request):
+            return None if "odd" in request.question else super()._decision(request)
+
+    runnable = make(RetrievalGate(Picky()))
+    found = call(runnable, ["a", "", "an odd one", "unknown b"], return_exceptions=True)
+    assert [type(each).__name__ for each in found[1:3]] == ["InvalidQuestionError", "ConfigurationError"]
+    assert not any(isinstance(each, Exception) for each in (found[0], found[3]))
+    with pytest.raises(ConfigurationError, match="NoneType, not a Decision"):
+        call(runnable, ["a", "an odd one", ""])
 
 
 MESSAGES = [HumanMessage("first"), AIMessage("x"), HumanMessage("unknown"), AIMessage("y")]

@@ -74,10 +74,18 @@ GATE = RetrievalGate("constant:never")
 ARMS = {"retrieve": str, "direct": str}
 PREFETCH = AnswerFirst(prefetch=True)
 WRONG = [
-    (TypeError, "treshold", lambda: RetrievalGate("constant:never", treshold=0.5)),
+    # Regression: the error was that of a class that the user does not know.
+    (
+        TypeError,
+        r"^RetrievalGate\(\) got an unexpected keyword argument 'treshold'\. Did you mean 'threshold'\?$",
+        lambda: RetrievalGate("constant:never", treshold=0.5),
+    ),
     (TypeError, "retreive", lambda: GATE.route(retreive=str, direct=str)),
     (ValidationError, "tokens", lambda: RetrievalGate("constant:never", tokens=0)),
     (ConfigurationError, "int does not have both", lambda: RetrievalGate(3)),
+    (TypeError, r"^RetrievalGate\(\) .* 'alway'\. .* 'always'\?$", lambda: RetrievalGate(Judge(), alway="a")),
+    (TypeError, r"argument 'zzz'\.$", lambda: RetrievalGate(zzz=None)),
+    (ConfigurationError, "'constant' .* treshold", lambda: load_gate("constant:never", treshold=0.9)),
     (
         ConfigurationError,
         "history",

@@ -143,6 +143,23 @@ def test_what_is_no_threshold_is_an_error_at_once(gate, threshold):
             part.with_threshold(threshold)
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: gated("ik", look_frist=True), r"^GatedQueryEngine\(\) .* 'look_frist'\. .* 'look_first'\?$"),
+        (
+            lambda: GatedRetriever(Shelf(), k_message=""),
+            r"^GatedRetriever\(\) .* 'k_message'\. .* 'known_mess",
+        ),
+        (lambda: RetrievalGateSelector(direkt="a"), r"^RetrievalGateSelector\(\) .* 'direkt'\. .* 'direct'"),
+        (lambda: RetrievalGateSelector(nevr="a"), r"^RetrievalGateSelector\(\) .* 'nevr'\. .* 'never'\?$"),
+    ],
+)
+def test_an_option_that_is_misspelt_is_named_with_the_class_that_was_called(make, said):
+    with pytest.raises(TypeError, match=said):
+        make()
+
+
 @both_ways
 def test_a_bundle_and_its_embedding_reach_the_engine(gate, call):
     shelf = Shelf()

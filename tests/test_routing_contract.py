@@ -13,8 +13,10 @@ from rgate_integrations.decision import Cost
 from rgate_integrations.engine.loading import DEFAULT_GATES, OWN, answer_first_gates, resolve_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
-from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Librarian, Reader
-from tests.routed import SIDES, LangChain, LlamaIndex
+from rgate_integrations.llama_index import GatedQueryEngine
+from tests import llama_index_parts
+from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Librarian, Reader, Shelf
+from tests.routed import SIDES, LangChain, LlamaIndex, reading
 
 HELD, NOT_HELD = "who wrote the Zorba quartet", "the weather"
 HELD_UNKNOWN = "who wrote the unknown Zorba quartet"
@@ -188,6 +190,36 @@ def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(framew
         framework(judge=gate, question_gate=OWN)
     assert "question_gate=" in caught.value.hint
     assert answer_first_gates(resolve_gate(), gate)[0].name == "answer"
+
+
+def made_by_langchain(**options):
+    RetrievalGate(Reader()).route(retrieve=reading(Shelf()), direct=str, **options)
+
+
+def made_by_llama_index(**options):
+    inner = llama_index_parts.over(llama_index_parts.Shelf())
+    GatedQueryEngine.from_defaults(inner, Reader(), llama_index_parts.Writer(), **options)
+
+
+@pytest.mark.parametrize("make", [made_by_langchain, made_by_llama_index])
+@pytest.mark.parametrize(
+    ("argument", "value", "said"),
+    [
+        ("answer_first", {"tokens": 8}, "not dict"),
+        ("answer_first", LookFirst(), "not LookFirst"),
+        ("answer_first", AnswerFirst, "not type"),
+        ("answer_first", None, "not NoneType"),
+        ("look_first", {}, "not dict"),
+        ("look_first", "yes", "not str"),
+        ("look_first", AnswerFirst(), "not AnswerFirst"),
+    ],
+)
+def test_options_that_are_none_are_refused_and_not_taken_as_true(make, argument, value, said):
+    with pytest.raises(
+        ConfigurationError, match=rf"{argument}= must be True, False or .*, {said}\."
+    ) as caught:
+        make(**{argument: value})
+    assert f"{argument}=True" in caught.value.hint
 
 
 # --- look first, and both --------------------------------------------------------------------------------------

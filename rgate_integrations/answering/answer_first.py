@@ -12,6 +12,7 @@ from enum import Enum
 
 from rgate_integrations.answering.look_first import (
     LookFirst,
+    RoutingOptions,
     decide_with_passages,
     help_no_llm,
     is_never_known,
@@ -24,7 +25,7 @@ from rgate_integrations.gates.passage_utility import FoundPassage
 
 
 @dataclass(frozen=True)
-class AnswerFirst:
+class AnswerFirst(RoutingOptions):
     """The options of answer first; ``answer_first=True`` in an adapter means these defaults.
 
     Attributes:
@@ -45,6 +46,8 @@ class AnswerFirst:
             ``answer_above``, or one of these two is not a number.
     """
 
+    argument = "answer_first"
+
     tokens: int = 32
     retrieve_below: float = 0.3
     answer_above: float = 0.9
@@ -59,13 +62,6 @@ class AnswerFirst:
                 f"retrieve_below={self.retrieve_below!r} and answer_above={self.answer_above!r} must be numbers, "
                 "and retrieve_below must not be above answer_above."
             )
-
-    @classmethod
-    def coerce(cls, value: bool | AnswerFirst) -> AnswerFirst | None:
-        """Return the options for an adapter's ``answer_first=`` argument; None for False."""
-        if isinstance(value, cls):
-            return value
-        return cls() if value else None
 
 
 class Screening(Enum):

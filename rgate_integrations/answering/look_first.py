@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 
@@ -31,8 +31,34 @@ _NEVER_KNOWN = ("private", "fresh")
 """The default gate's signals for the kinds of questions whose answer no LLM can know."""
 
 
+class RoutingOptions:
+    """Options of an adapter's argument that is also a switch.
+
+    Attributes:
+        argument: Name of the argument.
+    """
+
+    argument: ClassVar[str]
+
+    @classmethod
+    def coerce(cls, value: bool | Self) -> Self | None:
+        """Return the options for the adapter's argument: the defaults for True, None for False.
+
+        Raises:
+            ConfigurationError: The value is neither a bool nor an object of this class.
+        """
+        if isinstance(value, bool):
+            return cls() if value else None
+        if isinstance(value, cls):
+            return value
+        raise ConfigurationError(
+            f"{cls.argument}= must be True, False or {cls.__name__}(...), not {type(value).__name__}.",
+            hint=f"Use {cls.argument}=True for the defaults, or {cls.argument}={cls.__name__}(...) for others.",
+        )
+
+
 @dataclass(frozen=True)
-class LookFirst:
+class LookFirst(RoutingOptions):
     """The options of look first; ``look_first=True`` in an adapter means these defaults.
 
     Attributes:
@@ -46,6 +72,8 @@ class LookFirst:
     Raises:
         ConfigurationError: A value is invalid or out of range, or the model was made for other features.
     """
+
+    argument = "look_first"
 
     min_gain: float = 0.0
     abstain_below: float = 0.1
@@ -67,13 +95,6 @@ class LookFirst:
                 f"{', '.join(SEARCH_FEATURES)}.",
                 hint="Leave out model= to use the shipped one, or fit it again with this version.",
             )
-
-    @classmethod
-    def coerce(cls, value: bool | LookFirst) -> LookFirst | None:
-        """Return the options for an adapter's ``look_first=`` argument; None for False."""
-        if isinstance(value, cls):
-            return value
-        return cls() if value else None
 
 
 def decide_with_passages(

@@ -184,7 +184,7 @@ class RoutedCall(ABC, Generic[_Input]):
         screens = self.strategy.question_gate is not None
         if screens:
             for item, outcome in zip(self.inputs, (yield from self.screen()), strict=True):
-                if isinstance(outcome, Exception):  # the input has no question
+                if isinstance(outcome, Exception):  # there is no question, or the gate raises its failures
                     item.outcome = outcome
                 else:
                     item.screening = outcome

@@ -57,7 +57,8 @@ class Strategy:
             chooses_corpus: See the class.
 
         Raises:
-            ConfigurationError: With ``answer_first``: the gate cannot judge a partial answer.
+            ConfigurationError: An option is neither a bool nor an object of its class. With ``answer_first``: the
+                gate cannot judge a partial answer.
             RGateError: The question gate is invalid or cannot be loaded; see `resolve_gate`.
         """
         strategy = cls(

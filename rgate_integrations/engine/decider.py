@@ -163,6 +163,19 @@ class Decider(ABC):
         Raises:
             ConfigurationError: ``items`` is a single question, not a list.
         """
+        decisions = []
+        for outcome in (yield from self.outcomes(items)):
+            if isinstance(outcome, Exception):
+                raise outcome
+            decisions.append(outcome)
+        return decisions
+
+    def outcomes(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision | Exception]]:
+        """Do what `flow` does, but return an error that it would raise in the place of its question's decision.
+
+        Raises:
+            ConfigurationError: ``items`` is a single question, not a list.
+        """
         # A string is iterable, so each of its characters would be judged as a question.
         if isinstance(items, str | Request):
             raise ConfigurationError(
@@ -185,22 +198,22 @@ class Decider(ABC):
             outcomes = [error] * len(requests)
         # Merge the outcomes with the items that had already failed, in the caller's order.
         remaining = iter(outcomes)
-        decisions, judged = [], []
+        merged: list[Decision | Exception] = []
+        judged = []
         for item in checked:
             decision = item.error if isinstance(item, Failed) else next(remaining)
-            if isinstance(decision, Exception):
-                if self.on_error == "raise":
-                    raise decision
+            if isinstance(decision, Exception) and self.on_error != "raise":
                 threshold = self.threshold if item.threshold is None else item.threshold
                 decision = fallback_decision(
                     decision, question=item.question, threshold=threshold, gate=self.name
                 )
-            if isinstance(item, Request):  # an item that failed earlier is not the gate's failure
+            # An item that failed earlier is not the gate's failure.
+            if isinstance(item, Request) and isinstance(decision, Decision):
                 decision = self._check_context(item, decision)
                 judged.append(decision)
-            decisions.append(decision)
+            merged.append(decision)
         self._log_failures(requests, judged)
-        return decisions
+        return merged
 
     def _check_context(self, request: Request, decision: Decision) -> Decision:
         """Return the decision, changed to retrieve if the question needs earlier turns that the gate did not read."""

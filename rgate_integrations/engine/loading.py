@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack
 
@@ -150,12 +152,15 @@ def set_llm(gate: Gate, llm_name: str) -> Gate:
     return gate.for_llm(llm_name)
 
 
-def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOptions]) -> Decider:
+def resolve_gate(
+    gate: Any = None, llm_name: str = "", *, adapter: Any = load_gate, **options: Unpack[GateOptions]
+) -> Decider:
     """Return the decider for an adapter's ``gate=`` argument and its other options.
 
     Args:
         gate: A gate, an argument for `load_gate`, or an object with `decide_batch` and `adecide_batch`.
         llm_name: The LLM whose knowledge is judged; see `load_gate`.
+        adapter: The class that the user called, which the error for an unknown option names.
         **options: Rules and corpora. ``corpus=True`` is handled by the adapter.
 
     Raises:
@@ -163,7 +168,13 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
         ModelLoadError: A trained gate or a measured ability cannot be read.
         ProfileError: The profile of a corpus cannot be read.
         UnknownNameError: No gate has that name.
+        TypeError: An option is unknown.
     """
+    for name in options.keys() - GateOptions.__annotations__.keys():
+        known = [*inspect.signature(adapter).parameters, *GateOptions.__annotations__]
+        near = [f" Did you mean {other!r}?" for other in get_close_matches(name, known, n=1)]
+        # As for any other misspelt argument; Python itself suggests names from 3.13 on.
+        raise TypeError(f"{adapter.__name__}() got an unexpected keyword argument {name!r}.{''.join(near)}")
     if gate is None or isinstance(gate, str | Gate):
         gate = load_gate(gate, llm_name=llm_name)
     elif not isinstance(gate, GateLike):

@@ -141,7 +141,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             condense = coerce_to_runnable(condense)
         super().__init__(
             # Not in a validator: pydantic would wrap our errors in its own.
-            gate=resolve_gate(gate, llm_name, **options),
+            gate=resolve_gate(gate, llm_name, adapter=type(self), **options),
             threshold=None if threshold is None else valid_threshold(threshold),
             input_key=input_key,
             llm=llm,
@@ -187,6 +187,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
         """Decide for a batch in one call of the gate; an input without a question gets its own error.
 
+        So does an input whose decision fails, if the gate has ``on_error="raise"``.
+
         A router passes ``drafts``, one per input: a draft to judge, None, or the error if writing it failed.
 
         Raises:
@@ -205,15 +207,17 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 call.draft = draft
         elif self._drafter is not None:
             yield from self._drafter.write_for(waiting)
-        decisions = yield from self.gate.flow([call.item() for call in waiting])
-        for call, decision in zip(waiting, decisions, strict=True):
+        outcomes = yield from self.gate.outcomes([call.item() for call in waiting])
+        for call, outcome in zip(waiting, outcomes, strict=True):
             changes: dict[str, Any] = {}
             if call.condense_error is not None:
                 _log.warning("A follow-up could not be condensed: %s", type(call.condense_error).__name__)
                 changes["warnings"] = (CONDENSE_FAILED,)
-            if drafts is None and isinstance(call.draft, Draft):  # it was written for this decision
-                changes["cost"] = decision.cost + generation_cost([call.draft])
-            call.result = decision.model_copy(update=changes)
+            if isinstance(outcome, Decision):
+                if drafts is None and isinstance(call.draft, Draft):  # it was written for this decision
+                    changes["cost"] = outcome.cost + generation_cost([call.draft])
+                outcome = outcome.model_copy(update=changes)
+            call.result = outcome
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
@@ -252,8 +256,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
         Raises:
-            ConfigurationError: With ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of
-                steps nor a retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
+            ConfigurationError: ``answer_first`` or ``look_first`` is neither a bool nor its options. With
+                ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of steps nor a
+                retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
                 ``condense`` is missing. With ``corpus=True``: the passages cannot be read. With several corpora: the
                 names of chains and corpora differ.
             RGateError: With ``answer_first``: the question gate is invalid or cannot be loaded.

@@ -104,6 +104,7 @@ class QueryDecider:
         tokens: Maximum number of tokens of a draft, at least 1.
         memory: A chat memory with the turns before the question, for engines that do not condense follow-ups.
         llm: The LLM that answers, to which P(known) is adjusted; ``draft_llm`` when None.
+        adapter: The class that the user called, which the error for an unknown option names; this class when None.
         **options: Rules, instead of the gate's own, and corpora; see `GateOptions`.
 
     Attributes:
@@ -120,12 +121,13 @@ class QueryDecider:
         memory: BaseMemory | None = None,
         *,
         llm: LLM | None = None,
+        adapter: type | None = None,
         **options: Unpack[GateOptions],
     ) -> None:
         valid_count(tokens, "tokens")
         if gate is None and draft_llm is not None:
             gate = DEFAULT_GATES["llm"]
-        self.origin = resolve_gate(gate, **options)
+        self.origin = resolve_gate(gate, adapter=adapter or type(self), **options)
         self.gate = self.origin.for_llm(get_llm_name(llm or draft_llm), LLM_NAME_SOURCE)
         self.draft_llm = draft_llm
         self.drafter = None if draft_llm is None else LLMDrafter(draft_llm, tokens)

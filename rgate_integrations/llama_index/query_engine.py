@@ -102,7 +102,9 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         self.direct = direct
         # Answer first needs no drafts, but the claims to search for come from what the LLM has written.
         drafter = llm if tokens is not None or answer_first else None
-        self.decider = QueryDecider(gate, drafter, 32 if tokens is None else tokens, llm=llm, **gate_options)
+        self.decider = QueryDecider(
+            gate, drafter, 32 if tokens is None else tokens, llm=llm, adapter=type(self), **gate_options
+        )
         if isinstance(retriever, CorpusRetriever):
             check_corpora(self.decider.gate.corpora, retriever.parts)
         self.streaming = streaming

@@ -164,7 +164,7 @@ class GatedRetriever(Gated, FlowRetriever):
         if options.get("corpus") is True:
             options["corpus"] = profile_searched(retriever)
         self.retriever = retriever
-        self.decider = QueryDecider(gate, llm, tokens, memory, **options)
+        self.decider = QueryDecider(gate, llm, tokens, memory, adapter=type(self), **options)
         if isinstance(retriever, CorpusRetriever):
             check_corpora(self.decider.gate.corpora, retriever.parts)
         self.known_message = known_message

@@ -56,7 +56,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     ) -> None:
         if options.get("corpus") is True:
             raise missing_passages("a selector")
-        self.decider = QueryDecider(gate, llm, tokens, **options)
+        self.decider = QueryDecider(gate, llm, tokens, adapter=type(self), **options)
         self.direct = direct
         names = retrieve or self.decider.gate.corpora or "retrieve"
         self.retrieve = (names,) if isinstance(names, str) else tuple(names)

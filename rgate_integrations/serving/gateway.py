@@ -75,8 +75,8 @@ class Gateway:
             act on decisions.
 
     Raises:
-        ConfigurationError: Look first or prefetch has no retriever, answer first has no gate for partial
-            answers, or the names of the retrievers and the gate's corpora differ.
+        ConfigurationError: An option is invalid, look first or prefetch has no retriever, answer first has no gate
+            for partial answers, or the names of the retrievers and the gate's corpora differ.
         DataFormatError: The file of ``shadow`` has other content.
         WriteError: The file of ``shadow`` cannot be written.
     """
