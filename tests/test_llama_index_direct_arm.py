@@ -147,7 +147,7 @@ def test_a_prompt_or_an_engine_of_your_own(call):
     own = Rag(answer="from memory")
     assert str(call(gated(inner, llm, direct=own), "query", KNOWN)) == "from memory"
     assert gated(inner, llm, direct=own).direct is own
-    with pytest.raises(ConfigurationError, match="its own prompt"):
+    with pytest.raises(ConfigurationError, match="does not apply to the engine"):
         gated(inner, llm, direct=own, direct_prompt=prompt)
 
 
