@@ -140,9 +140,12 @@ def decide_with_passages(
 
 def needs_passages(outcome: object) -> TypeGuard[Decision]:
     """Return whether an outcome is a decision that the passages may revise; see `decide_with_passages`."""
-    if not isinstance(outcome, Decision) or outcome.error is not None or outcome.override is not None:
-        return False
-    return not is_follow_up(outcome.question)
+    return (
+        isinstance(outcome, Decision)
+        and outcome.error is None
+        and outcome.override is None
+        and not is_follow_up(outcome.question)
+    )
 
 
 def is_never_known(decision: Decision) -> bool:
