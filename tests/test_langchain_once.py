@@ -1,14 +1,17 @@
 """LangChain: one request is decided once and drafted once, and its decision disturbs nothing else."""
 
 import json
+from operator import itemgetter
 
 import pytest
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from rgate_integrations.langchain.router import RetrievalRouter
-from tests.begun_answers import LOOK, EventRecorder
+from tests.begun_answers import LOOK, EventRecorder, Librarian, Shelf, Writer
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
 
 ARMS = {
@@ -49,6 +52,104 @@ def test_each_question_of_a_batch_carries_its_own_decision(call):
     expected = ["about unknown a?", "direct", "about unknown b?"]
     assert all(answer in answers for answer, answers in zip(expected, found, strict=True))
     assert (len(judge.calls), len(chat.seen)) == (1, 3)
+
+
+def ends(found):
+    return RunnableLambda(lambda given: [document.page_content for each in found(given) for document in each])
+
+
+AHEAD = {
+    "the guard": lambda gate: gate.guard(Search()) | ends(lambda found: [found]),
+    "a branch": lambda gate: {"found": gate.guard(Search())} | ends(lambda found: [found["found"]]),
+    "with a name": lambda gate: (
+        gate.guard(Search()).with_config(run_name="guard") | ends(lambda found: [found])
+    ),
+    "called by a function": lambda gate: (
+        RunnableLambda(lambda asked: gate.guard(Search()).invoke(asked)) | ends(lambda found: [found])
+    ),
+    "a guard in a guard": lambda gate: gate.guard(gate.guard(Search())) | ends(lambda found: [found]),
+    "a rewriter": lambda gate: ClaimQueryRewriter(gate) | Search().map() | ends(lambda found: found),
+}
+LOOKS = {
+    "look first": {"look_first": LOOK},
+    "prefetch": {"answer_first": AnswerFirst(tokens=4, question_gate=None, prefetch=True)},
+    "both": {"look_first": LOOK, "answer_first": AnswerFirst(tokens=4, question_gate=None)},
+}
+
+
+@pytest.mark.parametrize("options", LOOKS.values(), ids=list(LOOKS))
+@pytest.mark.parametrize("llm", [False, True], ids=["gate alone", "with llm"])
+@pytest.mark.parametrize("arm", AHEAD.values(), ids=list(AHEAD))
+@each(INVOKES)
+def test_what_is_searched_ahead_is_searched_without_a_decision_of_its_own(call, arm, llm, options):
+    """Regression: the gate decided twice, and found nothing to compare for a known question."""
+    judge, chat, recorder = Judge(), Chat(), EventRecorder()
+    gate = RetrievalGate(judge, llm=chat if llm else None, tokens=2)
+    chain = gate.route(retrieve=arm(gate), direct=Writer() | (lambda answer: [answer.text]), **options)
+    for count, question in enumerate(["unknown?", "known?"], start=1):
+        found = call(chain, question, {"callbacks": [recorder]})
+        assert ("about unknown?" in found) is (question == "unknown?")
+        assert (len(judge.calls), len(recorder.events)) == (count, count)
+        assert len(chat.seen) == (count if llm and "answer_first" not in options else 0)
+        assert (recorder.events[-1]["p_helps"] is not None) is ("look_first" in options)
+
+
+@each(BATCHES)
+def test_what_is_searched_ahead_of_a_batch_is_each_question_alone(call):
+    judge, search, recorder = Judge(draft="Ada wrote it. Ada did."), Search(), EventRecorder()
+    gate = RetrievalGate(judge)
+    chain = gate.route(retrieve=gate.guard(search) | texts, direct=lambda _: ["direct"], look_first=LOOK)
+    asked = ["unknown a?", "known?", {"x": 1}, "RAISE"]
+    found = call(chain, asked[:3], {"callbacks": [recorder]}, return_exceptions=True)
+    assert [found[0][0], found[1][0]] == ["about unknown a?", "about known?"], "a known one may be read, too"
+    assert isinstance(found[2], InvalidQuestionError)
+    assert (judge.calls, sorted(search.queries)) == ([["unknown a?", "known?"]], ["known?", "unknown a?"])
+    assert "about RAISE" in call(chain, asked[3:])[0], "a failure reads what was found"
+    assert (len(judge.calls), len(search.queries)) == (2, 3)
+
+
+@each(INVOKES)
+def test_what_is_searched_ahead_in_chosen_corpora_is_searched_for_known_questions_too(call):
+    judge, recorder = Librarian({"Zorba, by docs": 0.95}), EventRecorder()
+    shelves = {name: Shelf(texts=[f"Zorba {name}"]) for name in Librarian.corpora}
+    gate = RetrievalGate(judge)
+    chain = gate.route(retrieve=gate.guard(shelves) | texts, direct=lambda _: "direct", look_first=LOOK)
+    call(chain, "Zorba, by docs", {"callbacks": [recorder]})
+    assert (len(judge.calls), len(recorder.events)) == (1, 1)
+    assert {name: shelf.queries for name, shelf in shelves.items() if shelf.queries} == {
+        "docs": ["Zorba, by docs"]
+    }
+    assert recorder.events[0]["p_helps"] is not None
+
+
+@each(INVOKES)
+def test_another_gate_in_what_is_searched_ahead_decides_and_its_router_once(call):
+    first, second = Judge(), Judge()
+    other = RetrievalGate(second)
+    inner = other.route(retrieve=other.guard(Search()), direct=lambda _: [])
+    for arm in (other.guard(Search()), inner):
+        chain = RetrievalGate(first).route(retrieve=arm | texts, direct=lambda _: [], look_first=LOOK)
+        second.calls.clear()
+        assert "about unknown?" in call(chain, "unknown?")
+        assert second.calls == [["unknown?"]]
+        assert call(chain, "known?") == []
+        assert second.calls[1:] == [["known?"]]
+
+
+@each(INVOKES)
+def test_a_follow_up_that_is_searched_ahead_is_a_condensed_one(call):
+    judge, search = Judge(), Search()
+    gate = RetrievalGate(judge, condense=lambda _: "unknown Ada?")
+    follow_up = {"question": "And she?", "chat_history": [("human", "Who wrote it?"), ("ai", "Bo.")]}
+    for key, calls in (("standalone", 1), (None, 2)):
+        asked = RunnableLambda(itemgetter(key)) if key else RunnablePassthrough()
+        retrieve = asked | gate.guard(search) | texts
+        chain = gate.route(retrieve=retrieve, direct=lambda _: "direct", look_first=LOOK, condensed_key=key)
+        judge.calls.clear()
+        assert "about unknown Ada?" in call(chain, follow_up)
+        # Without the key, nobody knows the question before the gate has condensed it, so the guard asks its own.
+        assert judge.calls == [["unknown Ada?"]] * calls
+    assert search.queries == ["unknown Ada?"] * 2
 
 
 @each(INVOKES)

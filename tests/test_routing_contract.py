@@ -1,5 +1,8 @@
 """What every router promises, in both frameworks: answer first, look first, and both together."""
 
+import asyncio
+import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -9,13 +12,14 @@ from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.partial_answer import MAX_SILENT_CHUNKS
-from rgate_integrations.decision import Cost
+from rgate_integrations.decision import Cost, Override
 from rgate_integrations.engine.loading import DEFAULT_GATES, OWN, answer_first_gates, resolve_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests import llama_index_parts
 from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Librarian, Reader, Shelf
+from tests.patience import PATIENCE
 from tests.routed import SIDES, LangChain, LlamaIndex, reading
 
 HELD, NOT_HELD = "who wrote the Zorba quartet", "the weather"
@@ -271,6 +275,72 @@ def test_a_search_that_fails_or_finds_nothing_leaves_it_to_the_gate(side, answer
     assert (routed.decision["outcome"], routed.decision["retrieve"]) == (None, False)
     (warning,) = routed.decision["warnings"]
     assert error in warning
+
+
+class Ruled(Reader):
+    """A rule of its own decides about questions with "by rule" in them."""
+
+    def _decision(self, request, draft=None):
+        retrieve = "unknown" in request.question
+        rule = Override(retrieve=retrieve, reason="A rule.")
+        decision = super()._decision(request, draft)
+        return decision.with_retrieve(retrieve, override=rule) if "by rule" in request.question else decision
+
+
+def never_ending(kind, monkeypatch):
+    """Let the searches of a shelf wait for the event that is returned, which they set if nobody else does."""
+    ended, name = threading.Event(), "_retrieve" if hasattr(kind, "_retrieve") else "_get_relevant_documents"
+
+    def wait(*arguments, **options):
+        ended.wait(PATIENCE)
+        ended.set()
+        return []
+
+    async def wait_on_the_loop(*arguments, **options):
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), PATIENCE)
+        return wait()
+
+    monkeypatch.setattr(kind, name, wait)
+    monkeypatch.setattr(kind, f"_a{name[1:]}", wait_on_the_loop)
+    return ended
+
+
+RULES = {
+    "look first": {"judge": Ruled, "answers": False},
+    "both, screened": {"question_gate": Ruled()},
+    "both": {"judge": Ruled},
+}
+
+
+@pytest.mark.parametrize("options", RULES.values(), ids=list(RULES))
+def test_what_no_passage_can_change_does_not_wait_for_them(side, monkeypatch, options):
+    """Regression: a question that a rule decides waited for a search whose result was ignored."""
+    routed = side(look=LOOK, **options)
+    ended = never_ending(type(routed.shelf), monkeypatch)
+    assert routed.ask(f"{NOT_HELD}, by rule") == KNOWN
+    assert not ended.is_set()
+    ended.set()
+    assert (routed.decision["override"]["retrieve"], routed.decision["p_helps"]) == (False, None)
+
+
+@pytest.mark.parametrize("options", RULES.values(), ids=list(RULES))
+def test_what_a_rule_sends_to_the_retrieve_arm_is_searched_once(side, options):
+    routed = side(look=LOOK, **options)
+    assert TEXT in routed.ask("unknown, by rule")
+    assert routed.shelf.queries == ["unknown, by rule"]
+    with pytest.raises(OSError, match="index gone"):
+        routed.ask("broken unknown, by rule")
+    assert routed.decision["override"]["retrieve"]
+
+
+@pytest.mark.parametrize("options", RULES.values(), ids=list(RULES))
+def test_in_a_batch_the_others_are_compared(options):
+    routed = LangChain(look=LOOK, **options)
+    asked = [f"{NOT_HELD}, by rule", HELD_UNKNOWN, "unknown, by rule", f"{HELD}, by rule"]
+    found = [answer.strip() for answer in routed.router.batch(asked)]
+    assert found == [KNOWN, f"<{TEXT}>", f"<{TEXT}>", KNOWN]
+    assert sorted(routed.shelf.queries) == sorted(asked)
 
 
 def test_where_the_gate_says_retrieve_what_found_nothing_goes_on(side):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
 
@@ -120,10 +120,10 @@ def decide_with_passages(
             whatever the passages.
     """
     # The order matters: each check below relies on the ones before it.
+    if not needs_passages(decision):
+        return decision
     if isinstance(passages, Exception):
         return _warn(decision, f"The search failed ({type(passages).__name__}), so the gate alone decided.")
-    if decision.error is not None or decision.override is not None or is_follow_up(decision.question):
-        return decision
     if not passages:
         return _warn(decision, "The search found nothing to judge, so the gate alone decided.")
     try:
@@ -136,6 +136,16 @@ def decide_with_passages(
         )
         return decision.with_retrieve(True, override=override, warnings=(*decision.warnings, override.reason))
     return compare(decision, p_helps, options, direct_threshold=direct_threshold)
+
+
+def needs_passages(outcome: object) -> TypeGuard[Decision]:
+    """Return whether an outcome is a decision that the passages may revise; see `decide_with_passages`."""
+    return (
+        isinstance(outcome, Decision)
+        and outcome.error is None
+        and outcome.override is None
+        and not is_follow_up(outcome.question)
+    )
 
 
 def is_never_known(decision: Decision) -> bool:

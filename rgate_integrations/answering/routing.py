@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 from rgate_integrations.answering.answer_first import AnswerFirst, settle
 from rgate_integrations.answering.drafting import attach_draft
-from rgate_integrations.answering.look_first import decide_with_passages
+from rgate_integrations.answering.look_first import decide_with_passages, needs_passages
 from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo, Request
@@ -188,7 +188,8 @@ class RoutedCall(ABC, Generic[_Input]):
                     item.outcome = outcome
                 else:
                     item.screening = outcome
-        yield from self._wait_for_search()
+        if any(needs_passages(item.screening) for item in self.inputs):
+            yield from self._wait_for_search()
         if screens:
             self._screening_time = _milliseconds_since(self._start)
         answers: list[tuple[_Input, BufferedAnswer]] = []
@@ -262,9 +263,10 @@ class RoutedCall(ABC, Generic[_Input]):
                 yield from answer.cancel()
 
     def _compare(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """With look first, revise the gate's decisions in view of the passages."""
+        """With look first, revise those of the gate's decisions that the passages may change."""
         look = self.strategy.look_first
-        if look is None:
+        inputs = [item for item in inputs if needs_passages(item.outcome)]
+        if look is None or not inputs:
             return
         yield from self._wait_for_search()
         for item in inputs:
@@ -312,7 +314,8 @@ class RoutedCall(ABC, Generic[_Input]):
         yield from self.emit(item, item.outcome)
         if item.outcome.retrieve:
             item.answer = None  # it was cancelled
-            yield from self._wait_for_search()
+            if self.search_task is not None:
+                yield from self._wait_for_search()
             if isinstance(item.passages, Exception):
                 item.outcome = item.passages
 

@@ -163,12 +163,11 @@ class Decider(ABC):
         Raises:
             ConfigurationError: ``items`` is a single question, not a list.
         """
-        decisions = []
-        for outcome in (yield from self.outcomes(items)):
+        outcomes: list[Any] = yield from self.outcomes(items)
+        for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-            decisions.append(outcome)
-        return decisions
+        return outcomes
 
     def outcomes(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision | Exception]]:
         """Do what `flow` does, but return an error that it would raise in the place of its question's decision.

@@ -172,9 +172,9 @@ def resolve_gate(
     """
     for name in options.keys() - GateOptions.__annotations__.keys():
         known = [*inspect.signature(adapter).parameters, *GateOptions.__annotations__]
-        near = [f" Did you mean {other!r}?" for other in get_close_matches(name, known, n=1)]
+        near = "".join(f" Did you mean {other!r}?" for other in get_close_matches(name, known, n=1))
         # As for any other misspelt argument; Python itself suggests names from 3.13 on.
-        raise TypeError(f"{adapter.__name__}() got an unexpected keyword argument {name!r}.{''.join(near)}")
+        raise TypeError(f"{adapter.__name__}() got an unexpected keyword argument {name!r}.{near}")
     if gate is None or isinstance(gate, str | Gate):
         gate = load_gate(gate, llm_name=llm_name)
     elif not isinstance(gate, GateLike):

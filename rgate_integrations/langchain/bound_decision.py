@@ -39,33 +39,59 @@ def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> flo
 
 # LangChain and LangGraph leave keys that begin with two underscores out of traces and checkpoints.
 DECISION_KEY = "__rgate_decided"
+AHEAD_KEY = "__rgate_ahead"
+"""Key of a decision to search, which only a component that searches takes, while a router searches ahead."""
 
 
 def bind_decision(
-    config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
+    config: RunnableConfig,
+    gate: Runnable[Any, Decision],
+    value: Any,
+    decision: Decision | None,
+    *,
+    key: str = DECISION_KEY,
 ) -> RunnableConfig:
-    """Return a copy of a config to which the decision about an input is bound."""
+    """Return a copy of a config to which the decision about an input is bound.
+
+    Args:
+        config: The config.
+        gate: The gate that decided.
+        value: The input.
+        decision: The decision; None for one to search for the question, before the gate has decided.
+        key: `DECISION_KEY`, or `AHEAD_KEY`.
+    """
     # Unwrap the user's bindings and chains: a guarded retriever in an arm compares the gate itself with its own.
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
-    question = decision.question
+    question = "" if decision is None else decision.question
     # The gate may be the user's own runnable, which reads inputs in its own way.
     with contextlib.suppress(InvalidQuestionError):
-        question = parse_question(value, getattr(gate, "input_key", None)).question
+        turn = parse_question(value, getattr(gate, "input_key", None))
+        # Before a decision, nobody knows the standalone question of a follow-up that the gate will condense.
+        if decision is not None or not turn.history or getattr(gate, "condense", None) is None:
+            question = turn.question
     bound = BoundDecision(
         question,
-        decision,
+        decision or Decision(question=question, retrieve=True, p_known=0.0),
         gate=getattr(gate, "origin", gate),
         llm=getattr(gate, "llm", None),
         threshold=read_threshold(gate, config),
     )
-    return {**config, "configurable": {**config.get("configurable", {}), DECISION_KEY: bound}}
+    # A decision replaces an earlier one to search ahead.
+    return {**config, "configurable": {**config.get("configurable", {}), AHEAD_KEY: None, key: bound}}
 
 
 def read_bound(config: RunnableConfig) -> BoundDecision | None:
     """Return the decision that is bound to a config; None if there is none."""
     bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
     return bound
+
+
+def searching(config: RunnableConfig) -> RunnableConfig:
+    """Return a config for the gate of a component that searches: while a router searches ahead, it says to search."""
+    bound = config.get("configurable", {}).get(AHEAD_KEY)
+    rebound = {**config.get("configurable", {}), DECISION_KEY: bound}
+    return config if bound is None else {**config, "configurable": rebound}
 
 
 EVENT = "retrieval_gate"

@@ -29,6 +29,7 @@ from rgate_integrations.langchain.bound_decision import (
     bind_decision,
     read_bound,
     read_threshold,
+    searching,
 )
 from rgate_integrations.langchain.chat_models import get_llm_name, is_decision_model, runnables_in
 from rgate_integrations.langchain.corpora import (
@@ -213,11 +214,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             if call.condense_error is not None:
                 _log.warning("A follow-up could not be condensed: %s", type(call.condense_error).__name__)
                 changes["warnings"] = (CONDENSE_FAILED,)
-            if isinstance(outcome, Decision):
-                if drafts is None and isinstance(call.draft, Draft):  # it was written for this decision
-                    changes["cost"] = outcome.cost + generation_cost([call.draft])
-                outcome = outcome.model_copy(update=changes)
-            call.result = outcome
+            if isinstance(outcome, Decision) and drafts is None and isinstance(call.draft, Draft):
+                # It was written for this decision.
+                changes["cost"] = outcome.cost + generation_cost([call.draft])
+            call.result = outcome if isinstance(outcome, Exception) else outcome.model_copy(update=changes)
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
@@ -361,7 +361,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
     """Guards a retriever: searches for a question and the claims of its draft, unless the question is known.
 
     A known question gets ``[]``, or one document with ``known_message``. Each decision is a child run in
-    traces and a custom event, ``retrieval_gate``, unless a surrounding router has emitted it. Keyword
+    traces and a custom event, ``retrieval_gate``, unless a surrounding router has emitted it. If that router has
+    the same gate and searches before it decides, every question is searched for, without a decision. Keyword
     arguments of a call, such as ``filter=``, reach the guarded retriever.
 
     The results of the queries are fused by reciprocal rank, without duplicates. Each document's metadata says how it
@@ -399,7 +400,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
 
     def flow(self, runs: list[Run]) -> Flow[list[list[Document] | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
-        configs = [single.child("gate") for single in runs]
+        configs = [searching(single.child("gate")) for single in runs]
         decisions = yield BatchCall(self.gate, [single.input for single in runs], configs)
         calls = [GateCall(single) for single in runs]
         for call, decision in zip(calls, decisions, strict=True):

@@ -12,7 +12,7 @@ from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.langchain.bound_decision import emit_decision_event, read_bound
+from rgate_integrations.langchain.bound_decision import emit_decision_event, read_bound, searching
 from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Flow
 
@@ -70,7 +70,7 @@ def emit_searched(single: Run, result: Any) -> Flow[Any]:
     """
     if isinstance(decision := check_decision(result), Exception):
         return decision
-    bound = read_bound(single.config)
+    bound = read_bound(searching(single.config))
     if bound is None or bound.decision is not decision:  # otherwise the surrounding router has emitted it
         yield from emit_decision_event(decision, single.child())
     if decision.question.strip():

@@ -30,7 +30,12 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
-from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
+from rgate_integrations.langchain.bound_decision import (
+    AHEAD_KEY,
+    bind_decision,
+    emit_decision_event,
+    read_threshold,
+)
 from rgate_integrations.langchain.chat_models import instances_in
 from rgate_integrations.langchain.documents import as_passage
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
@@ -63,7 +68,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Args:
         gate: A `RetrievalGate`, or any runnable from a question to a `Decision`. The same gate inside an arm
-            reuses the decision.
+            reuses the decision. While the arm searches before there is one, a retriever that this gate guards
+            searches for every question.
         retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
@@ -358,9 +364,14 @@ class RouterCall(RoutedCall[RouterInput]):
         assert self._search is not None  # noqa: S101  only a strategy that searches ahead calls this
         configs = []
         for item in inputs:
-            config = item.run.child("retrieve")
-            if self.strategy.chooses_corpus and item.latest_decision is not None:
-                config = bind_decision(config, self.router.gate, item.run.input, item.latest_decision)
+            config, gate = item.run.child("retrieve"), self.router.gate
+            decision = item.latest_decision if self.strategy.chooses_corpus else None
+            if decision is not None:
+                config = bind_decision(config, gate, item.run.input, decision)
+            # A retriever that this gate guards must not decide, too, nor skip the search for a known question.
+            config = bind_decision(
+                config, gate, item.gate_input, decision and decision.with_retrieve(True), key=AHEAD_KEY
+            )
             item.retrievers = RetrieverRuns(config["callbacks"], self._cancellation)
             configs.append(config)
         values = [item.run.input for item in inputs]
