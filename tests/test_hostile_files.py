@@ -190,7 +190,7 @@ def test_a_corpus_that_is_not_utf_8_names_line_and_byte(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "why"),
-    [("5", "not a JSON object"), ('{"question": "a?", "known": 1}', "neither true nor false")],
+    [("5", "not a JSON object"), ('{"question": "a?", "known": 2}', "must be true or false, not 2")],
 )
 def test_labelled_questions_of_any_kind(tmp_path, line, why):
     (tmp_path / "labelled.jsonl").write_text(line + "\n")

@@ -68,6 +68,16 @@ def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
     assert [learned.known, measured.known, measured.rag_correct] == [right] * 3
 
 
+def test_zero_and_one_are_labels(tmp_path):
+    """Regression: they were refused, with a message that said that numbers from 0 to 1 are allowed."""
+    lines = [{"question": f"q{label}?", "known": label} for label in (0, 1)]
+    (learned,) = read_examples([write(tmp_path / "l.jsonl", *lines)], label="known")
+    assert [example.known for example in learned.examples] == [0.0, 1.0]
+    both = write(tmp_path / "b.jsonl", {"question": "q?", "closed_book_correct": 1, "rag_correct": 0})
+    (measured,) = read_paired([both])[0].examples
+    assert (measured.known, measured.rag_correct) == (1.0, False)
+
+
 @pytest.mark.parametrize(
     ("direct", "n", "said"),
     [(lambda q: "nothing", N, "are wrong"), (retrieve, N, "are right"), (Direct(), 10, "Only 10 questions")],
@@ -234,7 +244,7 @@ def test_labels_of_a_models_own_samples(forty, label, said, target):
 
 def test_accuracy_needs_gold_answers(forty):
     forty.write_text('{"question": "q?"}\n')
-    with pytest.raises(DataFormatError, match="line 1: no gold_answers"):
+    with pytest.raises(DataFormatError, match="line 1: gold_answers is missing"):
         label_own_answers([forty], Model(), "accuracy")
 
 

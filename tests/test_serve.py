@@ -128,19 +128,19 @@ def test_system_one_is_answered_to_the_reference_client(url, words, state, histo
 
 
 @pytest.mark.parametrize(
-    ("state", "questions"),
+    ("state", "questions", "hint"),
     [
-        *((state, {"known": KNOWN}) for state in ("", " ", {"text": "who?"}, [])),
-        ([{"role": "assistant", "content": "who?"}], {"known": KNOWN}),
-        ("known", {"urgent": KNOWN}),
-        ("known", {"known": {"type": "score", "criteria": ["a", "b"]}}),
-        ("known", {"retrieve": {"type": "choice", "criteria": {"yes": None, "no": None}}}),
+        *((state, {"known": KNOWN}, "messages") for state in ("", " ", {"text": "who?"}, [])),
+        ([{"role": "assistant", "content": "who?"}], {"known": KNOWN}, "messages"),
+        ("known", {"urgent": KNOWN}, "noul"),
+        ("known", {"known": {"type": "score", "criteria": ["a", "b"]}}, "noul"),
+        ("known", {"retrieve": {"type": "choice", "criteria": {"yes": None, "no": None}}}, "noul"),
     ],
 )
-def test_what_system_one_cannot_be_asked_is_refused_with_a_list_of_what_can(url, state, questions):
+def test_what_system_one_cannot_be_asked_is_refused_with_a_list_of_what_can(url, state, questions, hint):
     refused = post(url, "/v1/systemone", {"state": state, "questions": questions})
     assert refused.status_code == 422
-    assert "noul" in refused.json()["error"]["hint"]
+    assert hint in refused.json()["error"]["hint"]
 
 
 # --- limits -------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class Batcher(Generic[_Item, _Result]):
                     return futures
                 if self._closed:  # the main thread is running exit handlers, and must not wait forever
                     raise RuntimeError(
-                        "The process is ending, so the gate can decide nothing more. Call it earlier."
+                        "The process is ending, so the gate makes no more decisions. Call it before the end."
                     )
                 # A worker that crashed is replaced like one that ended.
                 if self._worker is None or not self._worker.is_alive():

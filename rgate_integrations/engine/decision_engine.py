@@ -222,7 +222,7 @@ class DecisionEngine(Decider):
         return outcomes
 
     def _to_decision(self, request: Request, score: Score) -> Decision:
-        """Return a score's decision: by its override, or else the threshold of the request, the score or the gate."""
+        """Return the decision: the score's override, or P(known) against the threshold of request, score or gate."""
         threshold = self.threshold if score.threshold is None else score.threshold
         # The override decides but leaves P(known) unchanged, so that calibration and logs get the real number.
         retrieve, reason = score.p_known < threshold, score.reason

@@ -209,7 +209,7 @@ class Kind:
 
 @dataclass(frozen=True, config=STRICT)
 class KindHead:
-    """Classifies a segment of a request, a sentence or a line, by the states of the encoder.
+    """Classifies a segment (a sentence or a line) of a request by the states of the encoder.
 
     It has one hidden layer: the K logits are ``output · relu(hidden · x + hidden_bias) + bias``, where x concatenates
     the segment's L states of size H and its layout, 11 numbers for its position and form.

@@ -172,7 +172,7 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
 
 
 def tokenize(text: str) -> frozenset[str]:
-    """Return the words of a text in lower case, without the final s of words such as plurals."""
+    """Return the words of a text in lower case; those of four or more letters lose a final s, but not ss."""
     return frozenset(_PLURAL.sub("", word) for word in _WORD.findall(text.casefold()))
 
 

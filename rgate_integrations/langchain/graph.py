@@ -97,7 +97,7 @@ def route_edge(
             gate's corpora to nodes. With ``top=2`` the edge may lead to two nodes; if the gate failed, it leads to
             the first node of the mapping.
         direct: The node for known questions, such as the one that answers.
-        decision_key: The key of the decision in the state; one restored from a checkpoint may be a mapping.
+        decision_key: The key of the decision in the state. A decision restored from a checkpoint may be a mapping.
 
     Raises:
         ConfigurationError: ``retrieve`` is an empty mapping. Raised by the edge: the state has no decision, or the

@@ -202,12 +202,12 @@ class ModelRunner:
         return pad_left(texts, self.encoder.tokenizer.pad_token_id, self.model.device)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any = None, **options: Any) -> Any:
-        """Read the last columns of a batch.
+        """Run the model on new tokens of a batch that is padded on the left, and return its output.
 
         Args:
-            ids: The new columns, shape (rows, columns).
-            mask: Shape (rows, all columns including cached ones); 0 for padding.
-            cache: Keys and values of the earlier columns; the pass appends its own.
+            ids: Ids of the new tokens, shape (rows, new tokens).
+            mask: Shape (rows, all tokens including cached ones); 0 for padding.
+            cache: Keys and values of the earlier tokens, extended in place; None without earlier ones.
             options: Further arguments of the model.
         """
         # A token's position is the number of tokens before it in its row. Padding needs a valid position, too.

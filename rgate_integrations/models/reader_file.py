@@ -45,9 +45,9 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> No
 def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Return the graph's weights by name, in the order of the file.
 
-    A linear map has int8 weights of shape (inputs, outputs), with one scale per output. First, outliers of the
-    activations are moved into the weights (SmoothQuant, arXiv 2211.10438): each input of a map is divided by a factor
-    from ``smoothing.npz``, which has one row per layer.
+    A linear map has int8 weights of shape (inputs, outputs), with one scale per output. Before they are quantised,
+    outliers of the activations are moved into them (SmoothQuant, arXiv 2211.10438): a map's inputs are divided by the
+    factors in ``smoothing.npz``, which has one row per layer, and its weights are multiplied by them.
 
     Args:
         file: An open GGUF file.

@@ -96,7 +96,7 @@ class LLMGates:
 
     Attributes:
         question: The gate for questions.
-        answer: The gate for drafts; None if the service's gate reads none and no other gate does so for it.
+        answer: The gate that judges drafts; None if the service's gate cannot read them and has no partner that can.
     """
 
     question: Decider

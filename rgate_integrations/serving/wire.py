@@ -36,10 +36,9 @@ _ROUTES = ["direct", "retrieve"]
 _MAX_LINE = 300
 _IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
 _CAN_ASK = (
-    'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between the criteria "retrieve" and "direct". '
-    'The state is the question, an object with "question" or "messages", or a list of messages that ends with '
-    "the user's."
+    'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between "retrieve" and "direct".'
 )
+_STATE_IS = 'Send the question, an object with "question" or "messages", or a list of messages, the last one from the user.'
 
 LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
 """Name of the LLM whose knowledge is judged; empty for the one that the server was started for."""
@@ -124,7 +123,7 @@ class SystemOneRequest(BaseModel):
                 )
         turn = parse_question(self.state)
         if turn is None:
-            raise ConfigurationError("The state has no question.", hint=_CAN_ASK)
+            raise ConfigurationError("The field 'state' contains no question.", hint=_STATE_IS)
         return DecideItem(question=turn.question, history=list(turn.history))
 
 

@@ -224,7 +224,7 @@ class Answers:
             is_unusable = done == 1 and isinstance(outcome, ServerError)
             if is_unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
-                    f"Giving up after {failures} failed calls, the last with: {line['error']}",
+                    f"Giving up; failed calls: {failures}; the last error: {line['error']}",
                     hint=f"The answers so far are kept in {str(self.path)!r}. Fix the cause, then try again.",
                 )
         if "direct" in arms:
@@ -355,7 +355,7 @@ def cached_answers(
         failed = answers.ask(questions, concurrency=1, label=f"writing {what}", progress=progress)
     if failed:
         raise ServerError(
-            f"The model failed to write {failed} {what}.",
+            f"The model did not write all {what}: {failed} failed.",
             hint=f"See the errors in {str(path)!r}, then run the training again.",
         )
     by_key = {answered.question.key: answered.answers for answered in answers.complete()}

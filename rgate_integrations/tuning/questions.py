@@ -234,9 +234,9 @@ def _read_target(record: Record, question: Question, label: str) -> float:
         # SlimPLM, section 3.2: known if more than half of the gold answers are contained.
         return float(matching_ratio(question.draft.text, question.gold) > 0.5)
     target = record.fields.get(label)
-    if isinstance(target, bool) or (isinstance(target, float) and 0 <= target <= 1):
+    if isinstance(target, bool | int | float) and 0 <= target <= 1:
         return float(target)
-    raise record.wrong(f"{label} must be true, false or a number from 0.0 to 1.0, not {target!r:.60}")
+    raise record.wrong(f"{label} must be true, false or a number from 0 to 1, not {target!r:.60}")
 
 
 def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
@@ -267,8 +267,8 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
 def _is_right(record: Record, question: Question, arm: str) -> bool:
     """Return the label of an arm's answer, or whether the answer contains a gold answer."""
     label = record.fields.get(f"{arm}_correct")
-    if isinstance(label, bool):
-        return label
+    if label in (True, False):
+        return bool(label)
     answer = record.fields.get(f"{arm}_answer")
     if label is None and isinstance(answer, str) and question.gold:
         return is_correct(answer, question.gold)

@@ -273,7 +273,9 @@ def _print_claims(record: Record) -> str:
         annotation = Record(record.where, fields if isinstance(fields, dict) else {}, record.hint)
         text, needs_search = annotation.optional_text("claim"), annotation.fields.get("needs_search")
         if text and not isinstance(needs_search, bool | None):
-            raise record.wrong("needs_search is neither true nor false")
+            raise record.wrong(
+                f"needs_search of a claim must be true, false or null, not {needs_search!r:.60}"
+            )
         query = annotation.optional_text("query") or text
         if text:
             claims.append(

@@ -102,7 +102,7 @@ class TuneResult:
         answer_first: The gate that judges partial answers; None if too few answers have log-probabilities, or
             all of these are right, or all wrong.
         labels: The labels to which both gates were fitted.
-        failed: Number of failed calls, without the judge's; running `tune` again with ``update=True`` repeats
+        failed: Number of failed calls, not counting the judge's; running `tune` again with ``update=True`` repeats
             only failed calls.
         notes: The report on both gates, as sentences.
     """

@@ -181,10 +181,10 @@ class LabelledQuestions:
         self.known: list[bool] = []
         for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
             label = record.fields.get("known", record.fields.get("closed_book_correct"))
-            if not isinstance(label, bool):
-                raise record.wrong("its label (known or closed_book_correct) is neither true nor false")
+            if label not in (True, False):
+                raise record.wrong(f"known or closed_book_correct must be true or false, not {label!r:.60}")
             questions.append(record.text("question"))
-            self.known.append(label)
+            self.known.append(bool(label))
         if not questions:
             raise DataFormatError(
                 f"The file {path!r} contains no labelled questions.",
