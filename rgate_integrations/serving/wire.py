@@ -38,7 +38,9 @@ _IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–"
 _CAN_ASK = (
     'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between "retrieve" and "direct".'
 )
-_STATE_IS = 'Send the question, an object with "question" or "messages", or a list of messages, the last one from the user.'
+_STATE_IS = (
+    'Send the question, an object with "question" or "messages", or a list of messages that the user ends.'
+)
 
 LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
 """Name of the LLM whose knowledge is judged; empty for the one that the server was started for."""
