@@ -15,7 +15,12 @@ from llama_index.core.chat_engine import (
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer, Memory
-from llama_index.core.query_engine import CitationQueryEngine, RouterQueryEngine, TransformQueryEngine
+from llama_index.core.query_engine import (
+    CitationQueryEngine,
+    RetrieverQueryEngine,
+    RouterQueryEngine,
+    TransformQueryEngine,
+)
 from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
@@ -225,21 +230,26 @@ async def test_a_gate_that_reads_the_turns_of_a_chat_engines_memory_decides(styl
     assert gate.histories == [None, (f"user: {KNOWN}", f"assistant: {answer}".strip())]
 
 
-@pytest.mark.parametrize("engine", [ContextChatEngine, CondensePlusContextChatEngine, None])
+REPLACES_THE_LIST = [core.SimilarityPostprocessor(similarity_cutoff=0.1)]
+
+
+@pytest.mark.parametrize("postprocessors", [[], REPLACES_THE_LIST], ids=["plain", "postprocessed"])
+@pytest.mark.parametrize("engine", [ContextChatEngine, CondensePlusContextChatEngine, RetrieverQueryEngine])
 @every_style
-def test_the_note_is_read_and_is_no_source(gate, engine, style):
+def test_the_note_is_read_and_is_no_source(gate, engine, style, postprocessors):
     guarded = GatedRetriever(Shelf(), gate)
     for question, count in ((KNOWN, 0), (UNKNOWN, 1)):
-        part = over(guarded, streaming=style.endswith("stream"))
-        if engine is not None:
-            part = engine.from_defaults(guarded, llm=MockLLM())
+        options = {"llm": MockLLM(), "node_postprocessors": postprocessors}
+        if engine is RetrieverQueryEngine:
+            part = engine.from_args(guarded, streaming=style.endswith("stream"), **options)
+        else:
+            part = engine.from_defaults(guarded, **options)
         text, response = ask(part, question, style)
         assert ("answer it from what you know" in text) is (question == KNOWN)
         assert len(response.source_nodes) == count
         assert [len(source.raw_output) for source in getattr(response, "sources", [])] in ([], [count])
-        if engine is None:
-            decision = response.metadata.get("rgate", {"retrieve": None})
-            assert decision["retrieve"] is (False if question == KNOWN else None)
+        decision = (getattr(response, "metadata", None) or {}).get("rgate", {"retrieve": None})
+        assert decision["retrieve"] is (False if question == KNOWN else None)
 
 
 @every_style

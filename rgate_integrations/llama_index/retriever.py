@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events import BaseEvent
-from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent
+from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 from llama_index.core.llms import LLM
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -115,8 +113,8 @@ class GatedRetriever(Gated, FlowRetriever):
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question, this one
     returns a single note that tells the LLM to answer from its own knowledge. The note is not a source: responses do
-    not list it, and those of query engines have the decision in ``metadata["rgate"]``. If an engine can be
-    wrapped, prefer `GatedQueryEngine`: its direct arm has its own prompt.
+    not list it, but have the decision in ``metadata["rgate"]``. If an engine can be wrapped, prefer
+    `GatedQueryEngine`: its direct arm has its own prompt.
 
     The note survives postprocessors that filter by score, time or position: its score is above any cutoff,
     and its metadata has every key. A postprocessor that judges the text, such as ``KeywordNodePostprocessor``
@@ -206,14 +204,7 @@ class GatedRetriever(Gated, FlowRetriever):
 
 
 class _NoteMetadata(dict[str, Any]):
-    """Metadata that has every key, because postprocessors that sort by ``date`` fail on a node without it.
-
-    Attributes:
-        nodes: The list that contains the note; copies do not have it. As a field of the node, it would make comparing
-            two notes recurse forever.
-    """
-
-    nodes: list[NodeWithScore]
+    """Metadata that has every key, because postprocessors that sort by ``date`` fail on a node without it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _NoteMetadata, (dict(self),)
@@ -237,31 +228,28 @@ def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     note = _Note(
         text=text, extra_info=metadata, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys
     )
-    # Chat engines put this list into the prompt, and later return the same list as their sources. So the note keeps
-    # a reference to it, and `_NoteListener` empties it in between.
-    metadata.nodes = [NodeWithScore(node=note, score=NOTE_SCORE)]
-    return metadata.nodes
+    return [NodeWithScore(node=note, score=NOTE_SCORE)]
 
 
-class _NoteListener(BaseEventHandler):
-    """Removes the note from the sources of a response, and puts its decision into the response's metadata."""
+class _NoteListener(NullSpanHandler):
+    """Removes the note from the sources of a response, and puts its decision into the response's metadata.
+
+    LlamaIndex passes it the result of each synthesizer, and then of each engine, whose sources are another list.
+    """
 
     @classmethod
     def class_name(cls) -> str:
         return "RetrievalGateNoteListener"
 
-    def handle(self, event: BaseEvent, **options: Any) -> None:
-        if not isinstance(event, SynthesizeEndEvent):
-            return
-        response = event.response
-        for source in list(response.source_nodes):
+    def span_exit(self, *arguments: Any, result: Any = None, **options: Any) -> None:
+        sources = getattr(result, "source_nodes", None) or []
+        for source in list(sources):
             if source.node.metadata.get("rgate_note") != _MARK:
                 continue
-            response.source_nodes.remove(source)
-            response.metadata = {**(response.metadata or {}), "rgate": source.node.metadata["rgate"]}
-            response.metadata.pop(source.node.node_id, None)
-            nodes: list[NodeWithScore] = getattr(source.node.metadata, "nodes", [])
-            nodes.clear()
+            sources.remove(source)
+            metadata = {**(getattr(result, "metadata", None) or {}), "rgate": source.node.metadata["rgate"]}
+            metadata.pop(source.node.node_id, None)
+            result.metadata = metadata
 
 
 class IndexRetriever(FlowRetriever):
