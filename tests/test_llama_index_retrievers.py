@@ -6,6 +6,13 @@ import json
 import pickle
 
 import pytest
+from llama_index.core import (
+    DocumentSummaryIndex,
+    SimpleKeywordTableIndex,
+    SummaryIndex,
+    TreeIndex,
+    VectorStoreIndex,
+)
 from llama_index.core import postprocessor as core
 from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
@@ -22,7 +29,7 @@ from llama_index.core.query_engine import (
     TransformQueryEngine,
 )
 from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
@@ -39,6 +46,7 @@ from rgate_integrations.llama_index import (
     IndexRetriever,
     RetrievalGateSelector,
 )
+from rgate_integrations.llama_index.retriever import profile_searched
 from tests.begun_answers import Reader, TurnReader, answer_to
 from tests.llama_index_parts import (
     Rag,
@@ -57,6 +65,7 @@ from tests.test_hybrid import TEXTS
 from tests.test_index import Letters
 
 KNOWN, UNKNOWN = "a thing", "unknown thing"
+SOURCE = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="1")}
 
 # The chat engines' own memory leaves an SQLite thread behind when the test's event loop closes.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -132,6 +141,19 @@ def test_an_index_as_a_retriever(call, kind):
     assert 0 < nodes[1].score < nodes[0].score
     assert [n.node.metadata for n in nodes] == [{"n": 1, "title": "T"}, {"n": 1}]
     assert nodes[1].node.text == TEXTS["paris"]
+
+
+INDEXES = [VectorStoreIndex, SummaryIndex, SimpleKeywordTableIndex, DocumentSummaryIndex, TreeIndex]
+
+
+@pytest.mark.parametrize("kind", INDEXES)
+def test_a_profile_reads_the_passages_of_every_index_in_memory(kind, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.llama_index.retriever.profile_texts", lambda texts, name: texts)
+    nodes = [TextNode(text=text, relationships=SOURCE) for text in TEXTS.values()]
+    for given in (nodes, []):
+        index = kind(given, llm=MockLLM(), embed_model=MockEmbedding(8))
+        read = profile_searched(index.as_retriever())["corpus"]
+        assert sorted(read) == sorted(node.text for node in given)
 
 
 @both_ways
