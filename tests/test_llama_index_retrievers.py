@@ -41,6 +41,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     ClaimQueryTransform,
+    CorpusRetriever,
     GatedQueryEngine,
     GatedRetriever,
     IndexRetriever,
@@ -60,6 +61,7 @@ from tests.llama_index_parts import (
     every_style,
     hearing,
     over,
+    vector_index,
 )
 from tests.test_hybrid import TEXTS
 from tests.test_index import Letters
@@ -195,6 +197,28 @@ def test_the_transform_adds_claims_to_the_embedding_texts(gate):
 def test_counts_below_one_are_refused(make, name):
     with pytest.raises(ConfigurationError, match=f"{name} must be a whole number of at least 1"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda index, gate: GatedRetriever(index, gate), "retriever"),
+        (lambda index, gate: GatedRetriever(index, gate, corpus=True), "retriever"),
+        (lambda index, gate: GatedRetriever({"docs": Shelf(), "hr": index}, gate), "retriever"),
+        (lambda index, gate: CorpusRetriever({"docs": index}), "retriever"),
+        (lambda index, gate: ClaimFusionRetriever([Shelf(), index], gate), "retriever"),
+        (lambda index, gate: GatedQueryEngine(Rag(), index, gate), "query engine"),
+        (lambda index, gate: GatedQueryEngine.from_defaults(index, gate, MockLLM()), "query engine"),
+        (
+            lambda index, gate: GatedQueryEngine.from_defaults(index, gate, MockLLM(), corpus=True),
+            "query engine",
+        ),
+    ],
+)
+def test_an_index_in_place_of_a_retriever_or_an_engine_is_refused(gate, make, kind):
+    with pytest.raises(ConfigurationError, match=f"A {kind} must be .*, not VectorStoreIndex") as caught:
+        make(vector_index(), gate)
+    assert f"index.as_{kind.replace(' ', '_')}()" in caught.value.hint
 
 
 # --- chat engines ------------------------------------------------------------------------------------------

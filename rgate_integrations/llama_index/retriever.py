@@ -26,7 +26,7 @@ from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever as Index
 from rgate_integrations.llama_index.answer_first import listen
-from rgate_integrations.llama_index.decider import Gated, QueryDecider, copy_bundle, read_bound
+from rgate_integrations.llama_index.decider import Gated, QueryDecider, check_part, copy_bundle, read_bound
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
@@ -63,11 +63,13 @@ class CorpusRetriever(FlowRetriever):
         parts: The retrievers, by the names of their corpora.
 
     Raises:
-        ConfigurationError: ``parts`` is empty.
+        ConfigurationError: ``parts`` is empty, or has something else than retrievers, such as an index.
     """
 
     def __init__(self, parts: Mapping[str, BaseRetriever]) -> None:
         check_corpora((), parts)
+        for part in parts.values():
+            check_part(part, "retrieve")
         self.parts = dict(parts)
         super().__init__(callback_manager=next(iter(parts.values())).callback_manager)
 
@@ -156,8 +158,8 @@ class GatedRetriever(Gated, FlowRetriever):
             profile of the passages in your index.
 
     Raises:
-        ConfigurationError: The gate or an option is invalid, the names of retrievers and corpora differ, or with
-            ``corpus=True`` the passages cannot be read.
+        ConfigurationError: The gate or an option is invalid, ``retriever`` is something else, such as an index, the
+            names of retrievers and corpora differ, or with ``corpus=True`` the passages cannot be read.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
         DownloadError: With ``corpus=True``, the encoder could not be downloaded.
@@ -178,6 +180,7 @@ class GatedRetriever(Gated, FlowRetriever):
     ) -> None:
         if isinstance(retriever, Mapping):
             retriever = CorpusRetriever(retriever)
+        check_part(retriever, "retrieve")
         if options.get("corpus") is True:
             options["corpus"] = profile_searched(retriever)
         self.retriever = retriever
