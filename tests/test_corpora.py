@@ -99,6 +99,7 @@ WRONG = {
     ),
     "guard": lambda: RetrievalGate(Sure()).guard(OTHERS),
     "GatedRetriever": lambda: GatedRetriever(dict.fromkeys(OTHERS, llama_index_parts.Shelf()), Sure()),
+    "RetrievalGateSelector": lambda: RetrievalGateSelector(Sure(), retrieve=list(OTHERS)),
     "gateway": lambda: Gateway(DecisionService(Sure()), Upstream("http://127.0.0.1:1"), OTHERS),
 }
 
@@ -294,8 +295,11 @@ def test_several_tools_are_selected_where_several_may_hold_it_or_the_gate_fails(
     assert text.index("from hr") < text.index("from docs")
     with pytest.raises(ConfigurationError, match="Unknown tool 'web'"):
         call(selector, "select", tools[1:], "a known one")
-    given = RetrievalGateSelector(Sure(), retrieve=["hr", "docs"])
-    assert call(given, "select", tools[1:], "unknown to docs").ind == 1
+    for one in ("docs", ["docs"]):
+        given = RetrievalGateSelector("constant:always", retrieve=one)
+        assert call(given, "select", tools[1:], "unknown to docs").ind == 1
+    one_for_all = RetrievalGateSelector(Sure(), retrieve="docs")
+    assert call(one_for_all, "select", tools[1:], "unknown to hr").ind == 1
 
 
 @both_ways

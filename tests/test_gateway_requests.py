@@ -19,6 +19,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 PREFILL = {"role": "assistant", "content": "It was"}
 TOOL = {"role": "tool", "tool_call_id": "1", "content": "42"}
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+TEXT = {"role": "user", "content": [{"type": "input_text", "text": HAMLET}]}
 CHAT = "/v1/chat/completions"
 
 
@@ -62,6 +63,30 @@ def test_the_last_turn_of_the_user_is_judged_whatever_follows_it(ask, after):
 
 
 @pytest.mark.parametrize(
+    ("path", "field", "parts"),
+    [
+        (CHAT, "messages", [{"type": "text", "text": HAMLET}, *IMAGE["content"]]),
+        (
+            CHAT,
+            "messages",
+            [*IMAGE["content"], {"type": "text", "text": HAMLET}, {"type": "file", "text": 7}],
+        ),
+        ("/v1/responses", "input", [*TEXT["content"], {"type": "input_image", "image_url": "data:,"}]),
+    ],
+)
+def test_the_text_beside_an_image_is_the_question(ask, path, field, parts):
+    headers, sent = ask(path, {field: [{"role": "user", "content": parts}]})
+    assert (headers["decision"], headers["passages"]) == ("retrieve", "1")
+    assert ask.shelf.queries == [HAMLET]
+    passages, *rest = sent[field][0]["content"]
+    assert "Shakespeare" in passages["text"]
+    assert rest == parts
+    turns = [{"role": "user", "content": parts}, PREFILL, {"role": "user", "content": "And how old was he?"}]
+    ask(path, {field: turns})
+    assert ask.shelf.queries == [f"{HAMLET}\nAnd how old was he?"]
+
+
+@pytest.mark.parametrize(
     "path",
     [
         "/chat/completions",
@@ -79,7 +104,6 @@ def test_other_spellings_of_the_path_are_decided_too(ask, path):
     assert "Shakespeare" in sent["messages"][0]["content"]
 
 
-TEXT = {"role": "user", "content": [{"type": "input_text", "text": HAMLET}]}
 CALLED = [
     {"type": "function_call", "call_id": "1"},
     {"type": "function_call_output", "call_id": "1", "output": "42"},

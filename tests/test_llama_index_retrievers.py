@@ -6,6 +6,13 @@ import json
 import pickle
 
 import pytest
+from llama_index.core import (
+    DocumentSummaryIndex,
+    SimpleKeywordTableIndex,
+    SummaryIndex,
+    TreeIndex,
+    VectorStoreIndex,
+)
 from llama_index.core import postprocessor as core
 from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
@@ -15,9 +22,14 @@ from llama_index.core.chat_engine import (
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer, Memory
-from llama_index.core.query_engine import CitationQueryEngine, RouterQueryEngine, TransformQueryEngine
+from llama_index.core.query_engine import (
+    CitationQueryEngine,
+    RetrieverQueryEngine,
+    RouterQueryEngine,
+    TransformQueryEngine,
+)
 from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
@@ -29,11 +41,13 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     ClaimQueryTransform,
+    CorpusRetriever,
     GatedQueryEngine,
     GatedRetriever,
     IndexRetriever,
     RetrievalGateSelector,
 )
+from rgate_integrations.llama_index.retriever import profile_searched
 from tests.begun_answers import Reader, TurnReader, answer_to
 from tests.llama_index_parts import (
     Rag,
@@ -47,11 +61,13 @@ from tests.llama_index_parts import (
     every_style,
     hearing,
     over,
+    vector_index,
 )
 from tests.test_hybrid import TEXTS
 from tests.test_index import Letters
 
 KNOWN, UNKNOWN = "a thing", "unknown thing"
+SOURCE = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="1")}
 
 # The chat engines' own memory leaves an SQLite thread behind when the test's event loop closes.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -129,6 +145,19 @@ def test_an_index_as_a_retriever(call, kind):
     assert nodes[1].node.text == TEXTS["paris"]
 
 
+INDEXES = [VectorStoreIndex, SummaryIndex, SimpleKeywordTableIndex, DocumentSummaryIndex, TreeIndex]
+
+
+@pytest.mark.parametrize("kind", INDEXES)
+def test_a_profile_reads_the_passages_of_every_index_in_memory(kind, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.llama_index.retriever.profile_texts", lambda texts, name: texts)
+    nodes = [TextNode(text=text, relationships=SOURCE) for text in TEXTS.values()]
+    for given in (nodes, []):
+        index = kind(given, llm=MockLLM(), embed_model=MockEmbedding(8))
+        read = profile_searched(index.as_retriever())["corpus"]
+        assert sorted(read) == sorted(node.text for node in given)
+
+
 @both_ways
 def test_claims_are_searched_separately_and_fused(gate, call):
     shelves = [Shelf("a", "all"), Shelf("b", "all")]
@@ -168,6 +197,28 @@ def test_the_transform_adds_claims_to_the_embedding_texts(gate):
 def test_counts_below_one_are_refused(make, name):
     with pytest.raises(ConfigurationError, match=f"{name} must be a whole number of at least 1"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda index, gate: GatedRetriever(index, gate), "retriever"),
+        (lambda index, gate: GatedRetriever(index, gate, corpus=True), "retriever"),
+        (lambda index, gate: GatedRetriever({"docs": Shelf(), "hr": index}, gate), "retriever"),
+        (lambda index, gate: CorpusRetriever({"docs": index}), "retriever"),
+        (lambda index, gate: ClaimFusionRetriever([Shelf(), index], gate), "retriever"),
+        (lambda index, gate: GatedQueryEngine(Rag(), index, gate), "query engine"),
+        (lambda index, gate: GatedQueryEngine.from_defaults(index, gate, MockLLM()), "query engine"),
+        (
+            lambda index, gate: GatedQueryEngine.from_defaults(index, gate, MockLLM(), corpus=True),
+            "query engine",
+        ),
+    ],
+)
+def test_an_index_in_place_of_a_retriever_or_an_engine_is_refused(gate, make, kind):
+    with pytest.raises(ConfigurationError, match=f"A {kind} must be .*, not VectorStoreIndex") as caught:
+        make(vector_index(), gate)
+    assert f"index.as_{kind.replace(' ', '_')}()" in caught.value.hint
 
 
 # --- chat engines ------------------------------------------------------------------------------------------
@@ -225,21 +276,26 @@ async def test_a_gate_that_reads_the_turns_of_a_chat_engines_memory_decides(styl
     assert gate.histories == [None, (f"user: {KNOWN}", f"assistant: {answer}".strip())]
 
 
-@pytest.mark.parametrize("engine", [ContextChatEngine, CondensePlusContextChatEngine, None])
+REPLACES_THE_LIST = [core.SimilarityPostprocessor(similarity_cutoff=0.1)]
+
+
+@pytest.mark.parametrize("postprocessors", [[], REPLACES_THE_LIST], ids=["plain", "postprocessed"])
+@pytest.mark.parametrize("engine", [ContextChatEngine, CondensePlusContextChatEngine, RetrieverQueryEngine])
 @every_style
-def test_the_note_is_read_and_is_no_source(gate, engine, style):
+def test_the_note_is_read_and_is_no_source(gate, engine, style, postprocessors):
     guarded = GatedRetriever(Shelf(), gate)
     for question, count in ((KNOWN, 0), (UNKNOWN, 1)):
-        part = over(guarded, streaming=style.endswith("stream"))
-        if engine is not None:
-            part = engine.from_defaults(guarded, llm=MockLLM())
+        options = {"llm": MockLLM(), "node_postprocessors": postprocessors}
+        if engine is RetrieverQueryEngine:
+            part = engine.from_args(guarded, streaming=style.endswith("stream"), **options)
+        else:
+            part = engine.from_defaults(guarded, **options)
         text, response = ask(part, question, style)
         assert ("answer it from what you know" in text) is (question == KNOWN)
         assert len(response.source_nodes) == count
         assert [len(source.raw_output) for source in getattr(response, "sources", [])] in ([], [count])
-        if engine is None:
-            decision = response.metadata.get("rgate", {"retrieve": None})
-            assert decision["retrieve"] is (False if question == KNOWN else None)
+        decision = (getattr(response, "metadata", None) or {}).get("rgate", {"retrieve": None})
+        assert decision["retrieve"] is (False if question == KNOWN else None)
 
 
 @every_style

@@ -26,6 +26,7 @@ from llama_index.core.base.response.schema import (
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatInProgressEvent, LLMCompletionInProgressEvent
+from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
@@ -194,12 +195,13 @@ class _Listener(BaseEventHandler):
             stream.on_event(event)
 
 
-def listen(kind: type[BaseEventHandler]) -> None:
-    """Add a listener of this class to LlamaIndex's events, once per process."""
+def listen(kind: type[BaseEventHandler | BaseSpanHandler[Any]]) -> None:
+    """Add a listener of this class to LlamaIndex's events or spans, once per process."""
     root = get_dispatcher()
+    handlers: list[Any] = root.span_handlers if issubclass(kind, BaseSpanHandler) else root.event_handlers
     with _lock:  # otherwise two threads could add it twice
-        if not any(isinstance(handler, kind) for handler in root.event_handlers):
-            root.add_event_handler(kind())
+        if not any(isinstance(handler, kind) for handler in handlers):
+            handlers.append(kind())
 
 
 def _logprobs(response: Any, choice: Any) -> TokenLogprobs:

@@ -18,7 +18,7 @@ from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.decision import valid_count
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.hybrid import fuse
-from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts
+from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts, check_part
 from rgate_integrations.llama_index.retriever import FlowRetriever, node_id
 from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
@@ -41,7 +41,7 @@ class ClaimFusionRetriever(FlowRetriever):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate is invalid.
+        ConfigurationError: The gate is invalid, or ``retrievers`` has something else, such as an index.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
     """
@@ -58,6 +58,8 @@ class ClaimFusionRetriever(FlowRetriever):
         filter_claims: bool = False,
     ) -> None:
         self.retrievers = list(retrievers)
+        for retriever in self.retrievers:
+            check_part(retriever, "retrieve")
         self.decider = QueryDecider(gate, draft_llm, tokens)
         self.similarity_top_k = valid_count(similarity_top_k, "similarity_top_k")
         self.max_queries = valid_count(max_queries, "max_queries")

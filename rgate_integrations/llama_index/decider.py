@@ -39,6 +39,10 @@ _SPEAKERS = {
     MessageRole.CHATBOT: "assistant",  # some providers use this role and the next
     MessageRole.MODEL: "assistant",
 }
+_PARTS = {
+    "retrieve": ("retriever", "Pass index.as_retriever(), or for a PassageIndex, IndexRetriever(index)."),
+    "query": ("query engine", "Pass index.as_query_engine()."),
+}
 _dispatcher = get_dispatcher(__name__)
 
 
@@ -66,6 +70,16 @@ def get_llm_name(llm: LLM | None) -> str:
 def copy_bundle(query: QueryType) -> QueryBundle:
     """Return a new bundle, because LlamaIndex's vector retriever writes the embedding into the one that it gets."""
     return QueryBundle(query) if isinstance(query, str) else replace(query)
+
+
+def check_part(part: object, method: str) -> None:
+    """Raise a `ConfigurationError` for an object without ``retrieve`` or ``query``, such as an index."""
+    if not hasattr(part, method):
+        kind, hint = _PARTS[method]
+        problem = (
+            f"A {kind} must be one of LlamaIndex's, not {type(part).__name__}, which has no method {method}."
+        )
+        raise ConfigurationError(problem, hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)

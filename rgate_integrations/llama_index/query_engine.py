@@ -31,6 +31,7 @@ from rgate_integrations.llama_index.decider import (
     LLM_NAME_SOURCE,
     Gated,
     QueryDecider,
+    check_part,
     copy_bundle,
     get_llm_name,
 )
@@ -72,10 +73,10 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             a profile of the passages in your index.
 
     Raises:
-        ConfigurationError: The gate or an option is invalid, or the names of retrievers and corpora differ. With
-            ``look_first`` or `AnswerFirst.prefetch`: the engine has no ``retriever`` or ``synthesize``, or
-            the retriever has a gate. With ``answer_first``: the gate only reads the question. With
-            ``corpus=True``: the passages cannot be read.
+        ConfigurationError: The gate or an option is invalid, an engine is something else, such as an index, or the
+            names of retrievers and corpora differ. With ``look_first`` or `AnswerFirst.prefetch`: the engine has
+            no ``retriever`` or ``synthesize``, or the retriever has a gate. With ``answer_first``: the gate only
+            reads the question. With ``corpus=True``: the passages cannot be read.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
         DownloadError: With ``corpus=True``, the encoder could not be downloaded.
@@ -95,6 +96,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         look_first: bool | LookFirst = False,
         **gate_options: Unpack[GateOptions],
     ) -> None:
+        for part in (query_engine, direct):
+            check_part(part, "query")
         retriever: Any = getattr(query_engine, "retriever", query_engine)
         if gate_options.get("corpus") is True:
             gate_options["corpus"] = profile_searched(retriever)

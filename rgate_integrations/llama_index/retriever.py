@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events import BaseEvent
-from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent
+from llama_index.core.data_structs.data_structs import KG, IndexDict, IndexGraph, IndexList, KeywordTable
+from llama_index.core.data_structs.document_summary import IndexDocumentSummary
+from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 from llama_index.core.llms import LLM
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -26,7 +26,7 @@ from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever as Index
 from rgate_integrations.llama_index.answer_first import listen
-from rgate_integrations.llama_index.decider import Gated, QueryDecider, copy_bundle, read_bound
+from rgate_integrations.llama_index.decider import Gated, QueryDecider, check_part, copy_bundle, read_bound
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
@@ -63,11 +63,13 @@ class CorpusRetriever(FlowRetriever):
         parts: The retrievers, by the names of their corpora.
 
     Raises:
-        ConfigurationError: ``parts`` is empty.
+        ConfigurationError: ``parts`` is empty, or has something else than retrievers, such as an index.
     """
 
     def __init__(self, parts: Mapping[str, BaseRetriever]) -> None:
         check_corpora((), parts)
+        for part in parts.values():
+            check_part(part, "retrieve")
         self.parts = dict(parts)
         super().__init__(callback_manager=next(iter(parts.values())).callback_manager)
 
@@ -100,14 +102,31 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
             profiles[name] = profile_index(part.index, name)
             continue
         index: Any = getattr(part, "_index", None)
-        ids = list(getattr(getattr(index, "index_struct", None), "nodes_dict", {}).values())
-        stores_text = getattr(getattr(index, "vector_store", None), "stores_text", True)
-        # Only an index in memory lists the ids of its nodes.
-        if not ids and stores_text:  # the passages are in a database, or the retriever has no index
+        ids = _node_ids(index)
+        if ids is None:
             raise missing_passages(type(part).__name__)
         nodes = index.docstore.get_nodes(ids)
         profiles[name] = profile_texts([node.get_content() for node in nodes], name)
     return profiles
+
+
+def _node_ids(index: Any) -> list[str] | None:
+    """Return the ids of an index's passages; None if they are in a database, or the retriever has no index."""
+    struct = getattr(index, "index_struct", None)
+    if isinstance(struct, IndexDict):
+        ids = list(struct.nodes_dict.values())
+        stores_text = getattr(getattr(index, "vector_store", None), "stores_text", True)
+        # Only a vector index in memory lists the ids of its nodes.
+        return None if not ids and stores_text else ids
+    if isinstance(struct, IndexList):
+        return struct.nodes
+    if isinstance(struct, KeywordTable | KG):
+        return sorted(set().union(*struct.table.values()))
+    if isinstance(struct, IndexDocumentSummary):
+        return list(struct.node_id_to_summary_id)
+    if isinstance(struct, IndexGraph):  # a tree, whose inner nodes are summaries
+        return [leaf for leaf in struct.all_nodes.values() if not struct.node_id_to_children_ids.get(leaf)]
+    return None
 
 
 class GatedRetriever(Gated, FlowRetriever):
@@ -115,8 +134,8 @@ class GatedRetriever(Gated, FlowRetriever):
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question, this one
     returns a single note that tells the LLM to answer from its own knowledge. The note is not a source: responses do
-    not list it, and those of query engines have the decision in ``metadata["rgate"]``. If an engine can be
-    wrapped, prefer `GatedQueryEngine`: its direct arm has its own prompt.
+    not list it, but have the decision in ``metadata["rgate"]``. If an engine can be wrapped, prefer
+    `GatedQueryEngine`: its direct arm has its own prompt.
 
     The note survives postprocessors that filter by score, time or position: its score is above any cutoff,
     and its metadata has every key. A postprocessor that judges the text, such as ``KeywordNodePostprocessor``
@@ -139,8 +158,8 @@ class GatedRetriever(Gated, FlowRetriever):
             profile of the passages in your index.
 
     Raises:
-        ConfigurationError: The gate or an option is invalid, the names of retrievers and corpora differ, or with
-            ``corpus=True`` the passages cannot be read.
+        ConfigurationError: The gate or an option is invalid, ``retriever`` is something else, such as an index, the
+            names of retrievers and corpora differ, or with ``corpus=True`` the passages cannot be read.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
         DownloadError: With ``corpus=True``, the encoder could not be downloaded.
@@ -161,6 +180,7 @@ class GatedRetriever(Gated, FlowRetriever):
     ) -> None:
         if isinstance(retriever, Mapping):
             retriever = CorpusRetriever(retriever)
+        check_part(retriever, "retrieve")
         if options.get("corpus") is True:
             options["corpus"] = profile_searched(retriever)
         self.retriever = retriever
@@ -206,14 +226,7 @@ class GatedRetriever(Gated, FlowRetriever):
 
 
 class _NoteMetadata(dict[str, Any]):
-    """Metadata that has every key, because postprocessors that sort by ``date`` fail on a node without it.
-
-    Attributes:
-        nodes: The list that contains the note; copies do not have it. As a field of the node, it would make comparing
-            two notes recurse forever.
-    """
-
-    nodes: list[NodeWithScore]
+    """Metadata that has every key, because postprocessors that sort by ``date`` fail on a node without it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _NoteMetadata, (dict(self),)
@@ -237,31 +250,28 @@ def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     note = _Note(
         text=text, extra_info=metadata, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys
     )
-    # Chat engines put this list into the prompt, and later return the same list as their sources. So the note keeps
-    # a reference to it, and `_NoteListener` empties it in between.
-    metadata.nodes = [NodeWithScore(node=note, score=NOTE_SCORE)]
-    return metadata.nodes
+    return [NodeWithScore(node=note, score=NOTE_SCORE)]
 
 
-class _NoteListener(BaseEventHandler):
-    """Removes the note from the sources of a response, and puts its decision into the response's metadata."""
+class _NoteListener(NullSpanHandler):
+    """Removes the note from the sources of a response, and puts its decision into the response's metadata.
+
+    LlamaIndex passes it the result of each synthesizer, and then of each engine, whose sources are another list.
+    """
 
     @classmethod
     def class_name(cls) -> str:
         return "RetrievalGateNoteListener"
 
-    def handle(self, event: BaseEvent, **options: Any) -> None:
-        if not isinstance(event, SynthesizeEndEvent):
-            return
-        response = event.response
-        for source in list(response.source_nodes):
+    def span_exit(self, *arguments: Any, result: Any = None, **options: Any) -> None:
+        sources = getattr(result, "source_nodes", None) or []
+        for source in list(sources):
             if source.node.metadata.get("rgate_note") != _MARK:
                 continue
-            response.source_nodes.remove(source)
-            response.metadata = {**(response.metadata or {}), "rgate": source.node.metadata["rgate"]}
-            response.metadata.pop(source.node.node_id, None)
-            nodes: list[NodeWithScore] = getattr(source.node.metadata, "nodes", [])
-            nodes.clear()
+            sources.remove(source)
+            metadata = {**(getattr(result, "metadata", None) or {}), "rgate": source.node.metadata["rgate"]}
+            metadata.pop(source.node.node_id, None)
+            result.metadata = metadata
 
 
 class IndexRetriever(FlowRetriever):

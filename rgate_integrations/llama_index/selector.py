@@ -10,7 +10,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
-from rgate_integrations.answering.corpora import chosen_corpora
+from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
 from rgate_integrations.corpus.indexed import missing_passages
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
@@ -28,8 +28,8 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     Args:
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         direct: Name of the tool that answers without retrieval.
-        retrieve: Name or names of the tools that retrieve; by default the names of the gate's corpora, or
-            ``"retrieve"``.
+        retrieve: Name of the tool that retrieves, from whichever corpus, or a list of the names of such tools; by
+            default the names of the gate's corpora, or ``"retrieve"``.
         llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
             default gate is then ``answer:default,default-answer``, which also reads drafts.
         tokens: Maximum number of tokens of the draft, at least 1.
@@ -38,7 +38,8 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
 
     Raises:
         ConfigurationError: The gate or an option is invalid, such as ``corpus=True``: a selector has no
-            passages. Raised by a selection: ``direct`` or ``retrieve`` names an unknown tool.
+            passages. With several corpora: a list in ``retrieve`` has other names than these. Raised by a
+            selection: ``direct`` or ``retrieve`` names an unknown tool.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
         ProfileError: The profile of a corpus cannot be read.
@@ -58,8 +59,11 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
             raise missing_passages("a selector")
         self.decider = QueryDecider(gate, llm, tokens, adapter=type(self), **options)
         self.direct = direct
-        names = retrieve or self.decider.gate.corpora or "retrieve"
+        corpora = self.decider.gate.corpora
+        names = retrieve or corpora or "retrieve"
         self.retrieve = (names,) if isinstance(names, str) else tuple(names)
+        if len(corpora) > 1 and not isinstance(names, str):
+            check_corpora(corpora, self.retrieve)
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
         return run(self._choose(choices, query))

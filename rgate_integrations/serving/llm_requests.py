@@ -74,10 +74,10 @@ class TextPart(BaseModel):
 
 
 class TextMessage(BaseModel):
-    """A text message of the user or the assistant."""
+    """A message of the user or the assistant, of which only the text is read."""
 
     role: Literal["user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[OnErrorOmit[TextPart]]
 
     @property
     def text(self) -> str:
@@ -87,14 +87,14 @@ class TextMessage(BaseModel):
         return encodable("\n".join(part.text for part in self.content))
 
 
-# Skips invalid messages and those that are not text, such as images.
+# Skips invalid messages.
 _MESSAGES = TypeAdapter(list[OnErrorOmit[TextMessage]])
 
 
 def parse_question(state: object) -> UserTurn | None:
     """Return the question in a text, in messages, or in an object with either; None if there is none.
 
-    In a list of messages, the last message is the question, if it is a text message from the user.
+    In a list of messages, the last message is the question, if it is from the user and has text.
     """
     if isinstance(state, Mapping):
         state = state.get("question", state.get("messages"))
@@ -106,7 +106,7 @@ def parse_question(state: object) -> UserTurn | None:
 
 
 def parse_turn(messages: list[Any], index: int) -> UserTurn | None:
-    """Return the question of a message and its history; None if it is not a text message of the user."""
+    """Return the question of a message and its history; None if it is not from the user, or has no text."""
     last = _MESSAGES.validate_python([messages[index]])
     if not last or last[0].role != "user" or not last[0].text.strip():
         return None
