@@ -55,7 +55,9 @@ def collect(
     questions: Annotated[
         Path, typer.Option(help="JSONL with question and gold_answers (or answer) per line.")
     ],
-    out: Annotated[Path, typer.Option(help="Paired JSONL to write; an existing one is continued.")],
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="Paired JSONL to write; an existing one is continued.")
+    ],
     llm: AnsweringLLM = DEFAULT_LLM,
     model: ModelOnServer = None,
     index: IndexFolder = None,
@@ -70,9 +72,11 @@ def collect(
     extra_body: ExtraBody = "{}",
 ) -> None:
     """Make paired data: your LLM's answers with and without retrieval. Run it again to resume."""
+    from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import collect as run
     from rgate_integrations.tuning.questions import read_questions
 
+    check_output(out, questions)
     to_ask = read_questions(questions, gold=True)
     passages = None if closed_book else open_index(index)
     answering = open_llm(llm, model, _CONCURRENCY, request_options(think, extra_body, thinking_tokens))
@@ -105,15 +109,17 @@ def evaluate(
         tuple[float, float] | None,
         typer.Option(help="Milliseconds for an answer without and with retrieval, for the break-even rate."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the result here, as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the result here, as JSON.")] = None,
 ) -> None:
     """Evaluate a gate on paired data: AUC, and accuracy versus never, always, random and oracle retrieval."""
-    from rgate_integrations.runtime.files import json_text, write_atomically
+    from rgate_integrations.runtime.files import check_output, json_text, write_atomically
     from rgate_integrations.tuning import read_paired
     from rgate_integrations.tuning.evaluation import break_even
     from rgate_integrations.tuning.evaluation import evaluate as run
     from rgate_integrations.tuning.questions import all_examples
 
+    if out is not None:
+        check_output(out, *data)
     examples = all_examples(read_paired(data))
     loaded = _load_judged(gate, draft, proxy, corpus)
     with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
@@ -202,12 +208,15 @@ def calibrate(
     proxy: ProxyName = None,
 ) -> None:
     """Calibrate P(known), choose a threshold (guaranteed if the paired data suffice), and save the gate."""
-    from rgate_integrations.gates.folder import save_gate
+    from rgate_integrations.gates.folder import CONFIG, save_gate
     from rgate_integrations.gates.registry import saved_gate
+    from rgate_integrations.runtime.files import check_output, check_replaceable, find_folder
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
 
     policy = make_policy(max_loss, budget)
+    check_output(out, *data, gate, proxy)
+    check_replaceable(find_folder(out), (CONFIG,))
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)
     with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
@@ -252,12 +261,13 @@ def _load_judged(
 
 def report(
     results: Annotated[list[Path], typer.Argument(help="Results of rgate evaluate --out.")],
-    html: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
+    html: Annotated[Path, typer.Option(dir_okay=False, help="Page to write.")] = Path("report.html"),
 ) -> None:
     """Write a self-contained page on evaluations: curves, reliability, examples, adjustable threshold."""
-    from rgate_integrations.runtime.files import write_atomically
+    from rgate_integrations.runtime.files import check_output, write_atomically
     from rgate_integrations.tuning.report import read_results, report_page
 
+    check_output(html, *results)
     write_atomically(html, report_page(read_results(results)))
     say(f"Written to {html}.")
 

@@ -16,7 +16,7 @@ from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
-from rgate_integrations.runtime.files import find_folder, locked, write_folder
+from rgate_integrations.runtime.files import check_output, find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
 from rgate_integrations.tuning.collection import (
@@ -153,7 +153,8 @@ def tune(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` exists, an arm cannot answer, or earlier answers were made with other settings.
+        ConfigurationError: ``out`` exists or contains ``questions``, an arm cannot answer, or earlier answers
+            were made with other settings.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all have the same.
         ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
         RGateError: The prior could not judge a question.
@@ -166,6 +167,7 @@ def tune(
     options = options or TuneOptions()
     folder = Path(out)
     # Check the prior and the folder first, so that errors are raised before any LLM call is paid for.
+    check_output(folder, questions)
     read_prior(options.init_from)
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
     _check_replaceable(folder, update)
