@@ -89,6 +89,14 @@ def test_a_folder_with_other_files_is_refused_before_the_work(command, tmp_path)
     assert "such as 'thesis.txt'" in error.message
 
 
+def test_latencies_that_are_none_are_refused_before_the_work():
+    """Regression: `evaluate` wrote them into a result, which `report` refused."""
+    for latency in (("-5", "10"), ("10", "nan"), ("inf", "inf")):
+        error = rgate("evaluate", "--data", "no-such.jsonl", "--latency", *latency).exception
+        assert isinstance(error, ConfigurationError)
+        assert "finite numbers" in error.message
+
+
 @pytest.mark.parametrize(
     "command", ["evaluate --data d --out", "report r --html", "collect --questions q --out"]
 )
@@ -209,6 +217,12 @@ def test_doctor_sees_what_is_cached_and_a_cache_that_cannot_be_written(cache):
     cache.rename(cache.parent / "aside")
     cache.write_text("a file")
     assert "RGATE_CACHE" in doctor()["cache"][1]
+
+
+def test_doctor_needs_no_access_to_the_cache(tmp_path, monkeypatch):
+    """Regression: looking for a cache in a folder of another user ended it with a traceback."""
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path / ("x" * 300)))  # fails for root, too
+    assert str(tmp_path) in doctor()["cache"][0]
 
 
 # --- with models --------------------------------------------------------------------------------------------------

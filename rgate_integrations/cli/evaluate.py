@@ -120,6 +120,7 @@ def evaluate(
 
     if out is not None:
         check_output(out, *data)
+    _check_latency(latency)
     examples = all_examples(read_paired(data))
     loaded = _load_judged(gate, draft, proxy, corpus)
     with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
@@ -155,6 +156,15 @@ def evaluate(
             )
         write_atomically(out, json_text(result))
         say(f"Written to {out}.")
+
+
+def _check_latency(latency: tuple[float, float] | None) -> None:
+    """Raise a `ConfigurationError` if a time is negative or not finite."""
+    if latency is not None and not all(0 <= milliseconds < float("inf") for milliseconds in latency):
+        raise ConfigurationError(
+            f"--latency must be two finite numbers of at least 0, not {latency[0]} and {latency[1]}.",
+            hint="Give milliseconds without and with retrieval, such as --latency 300 900.",
+        )
 
 
 _COLUMNS = (
@@ -210,13 +220,12 @@ def calibrate(
     """Calibrate P(known), choose a threshold (guaranteed if the paired data suffice), and save the gate."""
     from rgate_integrations.gates.folder import CONFIG, save_gate
     from rgate_integrations.gates.registry import saved_gate
-    from rgate_integrations.runtime.files import check_output, check_replaceable, find_folder
+    from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
 
     policy = make_policy(max_loss, budget)
-    check_output(out, *data, gate, proxy)
-    check_replaceable(find_folder(out), (CONFIG,))
+    check_output(out, *data, gate, proxy, files=(CONFIG,))
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)
     with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
@@ -276,7 +285,7 @@ def monitor(
     log: Annotated[
         Path, typer.Argument(help="JSONL of logged decisions, as rgate decide --json prints them.")
     ],
-    gate: Annotated[Path, typer.Option(help="Folder of the tuned or calibrated gate.")],
+    gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
     """Compare logged decisions with the calibration; list uncovered questions that the LLM may not know."""
     from rgate_integrations.gates.corpus import COVERED
@@ -286,7 +295,7 @@ def monitor(
 
     saved = read_gate(gate)
     calibration = Record(
-        f"the calibration of {str(gate)!r}",
+        f"the calibration of {gate!r}",
         saved.provenance,
         hint="Make the gate with rgate tune or rgate calibrate.",
     )

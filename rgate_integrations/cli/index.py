@@ -34,9 +34,9 @@ def build(
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.index.embedder import SentenceEmbedder
     from rgate_integrations.index.passage_index import FILE
-    from rgate_integrations.runtime.files import check_replaceable
+    from rgate_integrations.runtime.files import check_output
 
-    check_replaceable(out, (FILE,))
+    check_output(out, files=(FILE,))
     total = sum(1 for _ in read_passages(corpus))
     if not total:
         raise DataFormatError(

@@ -192,7 +192,7 @@ def train(
     A probe takes minutes, and its cross-validated AUC is printed. Other gates fine-tune the proxy with LoRA.
     """
     from rgate_integrations.gates.folder import ADAPTER, CONFIG
-    from rgate_integrations.runtime.files import check_output, check_replaceable, find_folder, locked
+    from rgate_integrations.runtime.files import check_output, locked
     from rgate_integrations.tuning.training import TrainingOptions
 
     if system is not None and gate != "probe":
@@ -202,8 +202,7 @@ def train(
             "--self-label cannot be combined with --gate rewriter or --draft recorded.",
             hint="Omit it, or use another gate, with --draft proxy or none.",
         )
-    check_output(out, *data, model)
-    check_replaceable(find_folder(out), (CONFIG if gate == "probe" else ADAPTER,))
+    check_output(out, *data, model, files=(CONFIG if gate == "probe" else ADAPTER,))
     options = TrainingOptions(
         draft=draft,
         tokens=tokens,

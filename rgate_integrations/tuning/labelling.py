@@ -315,8 +315,7 @@ def collect(
         `rgate_integrations.tuning.questions.read_examples` does.
 
     Raises:
-        ConfigurationError: ``out`` is ``questions``, or earlier answers were made with other settings, such as
-            another LLM.
+        ConfigurationError: ``out`` is ``questions``, or earlier answers have other settings, such as another LLM.
         DataFormatError: The questions or earlier answers cannot be read, a question has no gold answers, or
             ``out`` exists without its file of answers.
         ServerError: The LLM or the judge could not be reached.
