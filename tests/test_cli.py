@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +13,7 @@ import typer
 from rgate_integrations.cli.main import app
 from rgate_integrations.cli.terminal import DEFAULT_GATE, TOKEN
 from rgate_integrations.engine.loading import load_gate
-from rgate_integrations.errors import DataFormatError, IndexNotFoundError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, IndexNotFoundError
 from rgate_integrations.gates import remote
 from rgate_integrations.models.catalog import CATALOGUE, READER
 from rgate_integrations.runtime.files import write_folder
@@ -42,6 +43,65 @@ def test_errors_have_a_hint_in_one_line_and_exit_code_one():
     assert done.stderr == "error: There is no gate named 'ikk'.\nhint: Did you mean ik?\n"
     assert "rgate index build" in rgate("index", "search", "/no/such/index", "q").exception.hint
     assert isinstance(rgate("report", "/no/such/result.json").exception, DataFormatError)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate --data mine.jsonl --out ./mine.jsonl",
+        "report r.json --html link.json",
+        "collect --questions mine.jsonl --out mine.jsonl",
+        "calibrate --data gate/mine.jsonl --out gate",
+        "calibrate --data mine.jsonl --gate gate --out gate",
+        "train --data gate/mine.jsonl --out gate",
+        "tune --questions gate/mine.jsonl --out gate --update --llm x --index no-such",
+        "profile --corpus gate/mine.jsonl --out gate",
+    ],
+)
+def test_an_output_that_would_replace_an_input_is_refused_before_the_work(command, tmp_path, monkeypatch):
+    """Regression: the result of `evaluate` replaced its data."""
+    monkeypatch.chdir(tmp_path)
+    files = {"mine.jsonl": "{}", "mine.answers.jsonl": "", "r.json": "{}", "gate/gate.json": "{}"}
+    write_folder("w", files | {"gate/mine.jsonl": "{}"})
+    monkeypatch.chdir("w")
+    Path("link.json").symlink_to("r.json")
+    before = {path: path.read_text() for path in Path().rglob("*.json*")}
+    error = rgate(*command.split()).exception
+    assert isinstance(error, ConfigurationError)
+    assert "would replace the input" in error.message
+    assert {path: path.read_text() for path in Path().rglob("*.json*")} == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "index build --corpus no-such.jsonl",
+        "profile --corpus no-such.jsonl",
+        "calibrate --data no-such.jsonl",
+        "train --data no-such.jsonl",
+        "train --data no-such.jsonl --gate ik",
+    ],
+)
+def test_a_folder_with_other_files_is_refused_before_the_work(command, tmp_path):
+    write_folder(tmp_path / "w", {"thesis.txt": "years of work"})
+    error = rgate(*command.split(), "--out", tmp_path / "w").exception
+    assert isinstance(error, ConfigurationError)
+    assert "such as 'thesis.txt'" in error.message
+
+
+def test_latencies_that_are_none_are_refused_before_the_work():
+    """Regression: `evaluate` wrote them into a result, which `report` refused."""
+    for latency in (("-5", "10"), ("10", "nan"), ("inf", "inf")):
+        error = rgate("evaluate", "--data", "no-such.jsonl", "--latency", *latency).exception
+        assert isinstance(error, ConfigurationError)
+        assert "finite numbers" in error.message
+
+
+@pytest.mark.parametrize(
+    "command", ["evaluate --data d --out", "report r --html", "collect --questions q --out"]
+)
+def test_a_folder_is_no_file_to_write(command, tmp_path):
+    assert rgate(*command.split(), tmp_path).exit_code == 2
 
 
 def test_every_command_knows_h_and_a_flag_means_one_thing_in_all():
@@ -157,6 +217,12 @@ def test_doctor_sees_what_is_cached_and_a_cache_that_cannot_be_written(cache):
     cache.rename(cache.parent / "aside")
     cache.write_text("a file")
     assert "RGATE_CACHE" in doctor()["cache"][1]
+
+
+def test_doctor_needs_no_access_to_the_cache(tmp_path, monkeypatch):
+    """Regression: looking for a cache in a folder of another user ended it with a traceback."""
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path / ("x" * 300)))  # fails for root, too
+    assert str(tmp_path) in doctor()["cache"][0]
 
 
 # --- with models --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.gates.heads import HeadsGate
 from tests.commands import printed, rgate
+from tests.patience import PATIENCE
 
 LOGGER = [
     "The X200 data logger samples temperature every ten seconds. Set sample_interval to change the rate.",
@@ -190,6 +192,12 @@ def test_a_search_that_returns_no_passages_is_refused(results):
 def test_a_retriever_that_finds_nothing_is_a_typed_error(retriever, error):
     with pytest.raises(error):
         CorpusProfile.from_retriever(retriever, timeout=0.05)
+
+
+def test_a_retriever_that_wants_to_end_the_process_is_a_typed_error():
+    """Regression: nothing was said until the timeout, and then that no search found anything."""
+    with pytest.raises(ProfileError, match="SystemExit: bye"):
+        CorpusProfile.from_retriever(lambda query: sys.exit("bye"), timeout=PATIENCE)
 
 
 def test_what_was_found_before_a_search_hung_is_enough(fake):

@@ -21,9 +21,9 @@ from rgate_integrations.errors import (
     DataFormatError,
     IndexMismatchError,
     IndexNotFoundError,
-    WriteError,
 )
 from rgate_integrations.index import Passage, PassageIndex, fuse, read_passages
+from rgate_integrations.index.passage_index import FILE
 from tests.patience import PATIENCE
 
 
@@ -283,8 +283,17 @@ def test_saving_and_loading(index, tmp_path):
     with pytest.raises(IndexNotFoundError, match=r"no index.*rgate index build"):
         PassageIndex.load(tmp_path, Letters())
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(WriteError):
-        index.save(tmp_path / "mine")
+    for taken in (tmp_path / "mine", tmp_path):  # a file, and a folder with it
+        with pytest.raises(ConfigurationError, match=r"is a file|contains other files"):
+            index.save(taken)
+    assert {path.name for path in tmp_path.iterdir()} == {"i", "mine"}
+
+
+@pytest.mark.parametrize("left", [f".{FILE}-0123456789ab", f".{FILE}.lock"])
+def test_what_a_killed_first_save_left_does_not_stop_the_next(index, tmp_path, left):
+    (tmp_path / "i").mkdir()
+    (tmp_path / "i" / left).touch()
+    assert [path.name for path in index.save(tmp_path / "i").iterdir()] == [FILE]
 
 
 def test_reading_a_corpus(tmp_path):

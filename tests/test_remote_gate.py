@@ -16,11 +16,13 @@ from starlette.routing import Route
 
 from rgate_integrations import Cost, Decision, Draft, Override, Request, load_gate
 from rgate_integrations.engine.loading import answer_first_gates
-from rgate_integrations.errors import ModelLoadError, ServerError
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
+from tests.commands import rgate
 from tests.http_servers import free_port, listening, serving_gate
 from tests.scripted_proxy import ScriptedProxy
+from tests.tuning_parts import write
 
 
 def test_it_decides_one_and_many_in_threads_and_on_a_loop(words, url):
@@ -189,6 +191,29 @@ def test_the_token_is_sent_and_never_shown(words, monkeypatch):
         monkeypatch.setenv("RGATE_TOKEN", "s3cret")
         assert not load_gate(url).decide("known").retrieve
     assert "wr0ng" not in f"{refused!r} {refused.config()} {decision.model_dump_json()}"
+
+
+def test_a_url_that_no_server_can_have_is_refused_where_it_is_given():
+    """Regression: a port of more than 16 bits was an `ExceptionGroup` of every decision."""
+    for url in ("http://127.0.0.1:65536", "http://127.0.0.1:8377/?a=b"):
+        with pytest.raises(ConfigurationError, match=r"URL is invalid.*a port up to 65535"):
+            load_gate(url)
+    assert load_gate("http://127.0.0.1:65535").gate.url
+
+
+def test_a_gate_on_a_server_is_not_calibrated(words, url, tmp_path):
+    """Regression: the gate that came out could be saved, but not loaded."""
+    data = write(
+        tmp_path / "d.jsonl", *[{"question": "a?", "closed_book_correct": True, "rag_correct": True}] * 60
+    )
+    before = len(words.asked)
+    error = rgate("calibrate", "--data", data, "--gate", url, "--out", tmp_path / "gate").exception
+    assert isinstance(error, ConfigurationError)
+    assert "asks a server" in error.message
+    assert (len(words.asked), os.listdir(tmp_path)) == (before, ["d.jsonl"])
+    error = rgate("monitor", data, "--gate", url).exception
+    assert isinstance(error, ModelLoadError)
+    assert error.message.startswith(f"'{url}' is not a trained gate")
 
 
 def test_a_saved_gate_may_not_send_questions_to_a_server(tmp_path):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgate_integrations.cli.terminal import print_json, print_log, say, say_error, say_table
-from rgate_integrations.errors import RGateError
+from rgate_integrations.cli.terminal import load_object, print_json, print_log, say, say_error, say_table
+from rgate_integrations.errors import ConfigurationError, RGateError
 from tests.commands import rgate
 
 # Clears the screen, sets the title, writes to the clipboard, the 8-bit CSI, rings, goes back, turns writing around.
@@ -83,6 +83,25 @@ def test_a_line_that_is_no_question_is_an_error_of_its_own(line, options):
     assert isinstance(done.exception, SystemExit)
     assert not COMMANDS.search(done.stdout)
     assert re.search(r"who\?.*error.*x\?", done.stdout, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("import os; x = os.environ['NO_SUCH_SETTING']", "KeyError: 'NO_SUCH_SETTING'"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("raise RuntimeError('no database')", "RuntimeError: no database"),
+        ("raise SystemExit('no settings')", "SystemExit: no settings"),
+        ("", "AttributeError: .* no attribute 'x'"),
+    ],
+)
+def test_an_object_whose_module_fails_is_said_with_the_reason(content, why, tmp_path, monkeypatch):
+    (tmp_path / "failing_app.py").write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "failing_app", raising=False)
+    with pytest.raises(ConfigurationError, match=f"'failing_app:x' cannot be imported: {why}"):
+        load_object("failing_app:x")
 
 
 def test_standard_input_that_is_not_utf_8_is_said():

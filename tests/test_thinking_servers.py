@@ -203,9 +203,11 @@ def test_a_wordy_first_answer_is_kept_where_no_longer_one_can_be_had(fake, refus
     assert str(proxy.habits) == ""
 
 
-@pytest.mark.parametrize("extra", ["[1]", "{", '"x"'])
+@pytest.mark.parametrize("extra", ["[1]", "{", '"x"', "[" * 100_000])
 def test_what_is_no_object_is_no_body(ability, extra):
-    assert isinstance(ability(ThinkingServer(None), "--extra-body", extra).exception, ConfigurationError)
+    error = ability(ThinkingServer(None), "--extra-body", extra).exception
+    assert isinstance(error, ConfigurationError)
+    assert error.message.startswith("Invalid JSON in --extra-body")
 
 
 @dialects

@@ -61,7 +61,7 @@ def _examine() -> Iterator[tuple[str, str, str]]:
             yield name, "not installed", f'pip install "rgate-integrations[{extra}]"'
     root = cache_dir()
     # The cache is created on first use. Until then, we report the free space of its nearest existing parent.
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    existing = next(folder for folder in (root, *root.parents) if os.path.exists(folder))
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         yield "cache", f"{root} ({shutil.disk_usage(existing).free / 1e9:.1f} GB free)", ""
     else:

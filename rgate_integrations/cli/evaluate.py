@@ -55,7 +55,9 @@ def collect(
     questions: Annotated[
         Path, typer.Option(help="JSONL with question and gold_answers (or answer) per line.")
     ],
-    out: Annotated[Path, typer.Option(help="Paired JSONL to write; an existing one is continued.")],
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="Paired JSONL to write; an existing one is continued.")
+    ],
     llm: AnsweringLLM = DEFAULT_LLM,
     model: ModelOnServer = None,
     index: IndexFolder = None,
@@ -70,9 +72,11 @@ def collect(
     extra_body: ExtraBody = "{}",
 ) -> None:
     """Make paired data: your LLM's answers with and without retrieval. Run it again to resume."""
+    from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import collect as run
     from rgate_integrations.tuning.questions import read_questions
 
+    check_output(out, questions)
     to_ask = read_questions(questions, gold=True)
     passages = None if closed_book else open_index(index)
     answering = open_llm(llm, model, _CONCURRENCY, request_options(think, extra_body, thinking_tokens))
@@ -105,15 +109,18 @@ def evaluate(
         tuple[float, float] | None,
         typer.Option(help="Milliseconds for an answer without and with retrieval, for the break-even rate."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the result here, as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the result here, as JSON.")] = None,
 ) -> None:
     """Evaluate a gate on paired data: AUC, and accuracy versus never, always, random and oracle retrieval."""
-    from rgate_integrations.runtime.files import json_text, write_atomically
+    from rgate_integrations.runtime.files import check_output, json_text, write_atomically
     from rgate_integrations.tuning import read_paired
     from rgate_integrations.tuning.evaluation import break_even
     from rgate_integrations.tuning.evaluation import evaluate as run
     from rgate_integrations.tuning.questions import all_examples
 
+    if out is not None:
+        check_output(out, *data)
+    _check_latency(latency)
     examples = all_examples(read_paired(data))
     loaded = _load_judged(gate, draft, proxy, corpus)
     with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
@@ -149,6 +156,15 @@ def evaluate(
             )
         write_atomically(out, json_text(result))
         say(f"Written to {out}.")
+
+
+def _check_latency(latency: tuple[float, float] | None) -> None:
+    """Raise a `ConfigurationError` if a time is negative or not finite."""
+    if latency is not None and not all(0 <= milliseconds < float("inf") for milliseconds in latency):
+        raise ConfigurationError(
+            f"--latency must be two finite numbers of at least 0, not {latency[0]} and {latency[1]}.",
+            hint="Give milliseconds without and with retrieval, such as --latency 300 900.",
+        )
 
 
 _COLUMNS = (
@@ -202,12 +218,14 @@ def calibrate(
     proxy: ProxyName = None,
 ) -> None:
     """Calibrate P(known), choose a threshold (guaranteed if the paired data suffice), and save the gate."""
-    from rgate_integrations.gates.folder import save_gate
+    from rgate_integrations.gates.folder import CONFIG, save_gate
     from rgate_integrations.gates.registry import saved_gate
+    from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
 
     policy = make_policy(max_loss, budget)
+    check_output(out, *data, gate, proxy, files=(CONFIG,))
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)
     with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
@@ -252,12 +270,13 @@ def _load_judged(
 
 def report(
     results: Annotated[list[Path], typer.Argument(help="Results of rgate evaluate --out.")],
-    html: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
+    html: Annotated[Path, typer.Option(dir_okay=False, help="Page to write.")] = Path("report.html"),
 ) -> None:
     """Write a self-contained page on evaluations: curves, reliability, examples, adjustable threshold."""
-    from rgate_integrations.runtime.files import write_atomically
+    from rgate_integrations.runtime.files import check_output, write_atomically
     from rgate_integrations.tuning.report import read_results, report_page
 
+    check_output(html, *results)
     write_atomically(html, report_page(read_results(results)))
     say(f"Written to {html}.")
 
@@ -266,7 +285,7 @@ def monitor(
     log: Annotated[
         Path, typer.Argument(help="JSONL of logged decisions, as rgate decide --json prints them.")
     ],
-    gate: Annotated[Path, typer.Option(help="Folder of the tuned or calibrated gate.")],
+    gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
     """Compare logged decisions with the calibration; list uncovered questions that the LLM may not know."""
     from rgate_integrations.gates.corpus import COVERED
@@ -276,7 +295,7 @@ def monitor(
 
     saved = read_gate(gate)
     calibration = Record(
-        f"the calibration of {str(gate)!r}",
+        f"the calibration of {gate!r}",
         saved.provenance,
         hint="Make the gate with rgate tune or rgate calibrate.",
     )

@@ -33,7 +33,10 @@ def build(
     """Embed the passages of a corpus and save the index; an earlier one is replaced once the new one is complete."""
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.index.embedder import SentenceEmbedder
+    from rgate_integrations.index.passage_index import FILE
+    from rgate_integrations.runtime.files import check_output
 
+    check_output(out, files=(FILE,))
     total = sum(1 for _ in read_passages(corpus))
     if not total:
         raise DataFormatError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -54,12 +53,15 @@ def request_options(think: Literal["off", "low", "as-is"], extra_body: str, toke
         ConfigurationError: ``extra_body`` is not a JSON object.
     """
     from rgate_integrations.models.request_options import RequestOptions
+    from rgate_integrations.runtime.files import parse_json
 
     try:
-        body = json.loads(extra_body)
+        body = parse_json(extra_body)
+        if not isinstance(body, dict):
+            raise ValueError("it is not an object")
     except ValueError as error:
         raise ConfigurationError(
-            f"Invalid JSON in --extra-body, {extra_body!r}: {error}.",
+            f"Invalid JSON in --extra-body, {extra_body[:100]!r}: {error}.",
             hint='Pass a JSON object such as {"top_p": 0.9}.',
         ) from None
     return RequestOptions(think, tokens, body)

@@ -47,13 +47,16 @@ def profile(
 ) -> None:
     """Make the profile of a corpus, from which gates estimate what it covers, and show a summary."""
     from rgate_integrations.corpus import CorpusProfile
+    from rgate_integrations.corpus.profile import CONFIG
     from rgate_integrations.index import PassageIndex, read_passages
+    from rgate_integrations.runtime.files import check_output
 
     if sum(map(bool, (corpus, index, retriever, description))) != 1:
         raise ConfigurationError(
             "A profile needs exactly one source.",
             hint="Use one of --corpus, --index, --retriever and --description.",
         )
+    check_output(out, corpus, index, files=(CONFIG,))
     name = name or out.resolve().name
     if corpus is not None:
         corpus_profile = CorpusProfile.from_texts(

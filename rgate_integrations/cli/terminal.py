@@ -91,15 +91,15 @@ def load_object(name: str) -> Any:
     Raises:
         ConfigurationError: The object cannot be imported.
     """
-    from rgate_integrations.errors import ConfigurationError
+    from rgate_integrations.errors import ConfigurationError, first_line
 
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())  # the current folder comes first, as with uvicorn
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # a module may raise anything
         raise ConfigurationError(
-            f"{name!r} cannot be imported: {error}",
+            f"{name!r} cannot be imported: {type(error).__name__}: {first_line(error)}",
             hint="Write it as MODULE:OBJECT, and check that Python can import the module from this folder.",
         ) from error
 

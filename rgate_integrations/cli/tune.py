@@ -86,10 +86,12 @@ def tune(
     corpus: CorpusFolders = None,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. If interrupted, run it again."""
+    from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import TuneOptions
     from rgate_integrations.tuning import tune as run
     from rgate_integrations.tuning.arms import ModelArm
 
+    check_output(out, questions, index, *(corpus or ()))
     options = TuneOptions(
         policy=make_policy(max_loss, budget),
         labels=labels,
@@ -189,7 +191,8 @@ def train(
 
     A probe takes minutes, and its cross-validated AUC is printed. Other gates fine-tune the proxy with LoRA.
     """
-    from rgate_integrations.runtime.files import locked
+    from rgate_integrations.gates.folder import ADAPTER, CONFIG
+    from rgate_integrations.runtime.files import check_output, locked
     from rgate_integrations.tuning.training import TrainingOptions
 
     if system is not None and gate != "probe":
@@ -199,6 +202,7 @@ def train(
             "--self-label cannot be combined with --gate rewriter or --draft recorded.",
             hint="Omit it, or use another gate, with --draft proxy or none.",
         )
+    check_output(out, *data, model, files=(CONFIG if gate == "probe" else ADAPTER,))
     options = TrainingOptions(
         draft=draft,
         tokens=tokens,

@@ -103,12 +103,12 @@ def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | 
         ProfileError: The search failed.
         ConfigurationError: Its results have no text.
     """
-    results: SimpleQueue[list[str] | Exception] = SimpleQueue()
+    results: SimpleQueue[list[str] | BaseException] = SimpleQueue()
 
     def work() -> None:
         try:
             results.put(list(read_texts(search(query))))
-        except Exception as error:  # a retriever may raise anything
+        except BaseException as error:  # a retriever may raise anything, also SystemExit
             results.put(error)
 
     start_thread(work, "rgate-profile-search")
@@ -118,7 +118,7 @@ def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | 
         return None
     if isinstance(result, ConfigurationError):
         raise result
-    if isinstance(result, Exception):
+    if isinstance(result, BaseException):
         raise ProfileError(
             f"The retriever failed during profiling: {type(result).__name__}: {first_line(result)}",
             hint="Check that it can be searched, and that its server is running.",

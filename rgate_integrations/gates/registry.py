@@ -14,6 +14,7 @@ from rgate_integrations.gates.base import Gate, GateInfo, ScoreSpec
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.folder import ADAPTER, read_gate, saved_folder, shipped, unreadable
 from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
+from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import find_folder
 
 _GATES = {
@@ -64,11 +65,13 @@ def make_gate(name: str, **parameters: Any) -> Gate:
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests names.
-        ConfigurationError: A parameter is unknown or invalid, or the gate does not take the argument.
+        ConfigurationError: A parameter or the URL is unknown or invalid, or the gate does not take the argument.
+        MissingDependencyError: A URL is given, and the extra ``openai`` is not installed.
         ModelLoadError: A saved gate or measured ability cannot be read, or a saved gate was trained with
             other prompts or asks a server.
     """
     if name.startswith(("http://", "https://")):
+        read_credentials(name, None)  # raises now rather than at the first decision
         name = f"remote:{name}"
     kind, _, argument = name.partition(":")
     # Gates' names take precedence over a folder named, say, "tuned"; `loadable` puts "./" before such a folder.
@@ -124,6 +127,12 @@ def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
     )
 
 
+def asks_server(gate: Gate) -> bool:
+    """Return whether a gate, or one inside it, asks a decision server, so that a saved one would be refused."""
+    specs = expand_specs([ScoreSpec(gate)])
+    return any(isinstance(spec, ScoreSpec) and spec.gate.name == "remote" for spec in specs)
+
+
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     """Load a saved gate that has its own weights, is calibrated, or has an adapter."""
     folder = saved_folder(name)
@@ -140,12 +149,11 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
         if parameters:  # the error may be about one of them
             raise
         raise unreadable(folder, error) from error
-    for spec in expand_specs([ScoreSpec(gate)]):
-        if isinstance(spec, ScoreSpec) and spec.gate.name == "remote":
-            # A folder from anywhere could send all questions to a stranger's server.
-            raise ModelLoadError(
-                f"The saved gate {name!r} asks a server, which is not allowed.",
-                hint="Do not use this gate. If you trust the server, pass its URL to load_gate.",
-            )
+    if asks_server(gate):
+        # A folder from anywhere could send all questions to a stranger's server.
+        raise ModelLoadError(
+            f"The saved gate {name!r} asks a server, which is not allowed.",
+            hint="Do not use this gate. If you trust the server, pass its URL to load_gate.",
+        )
     check_prompts(gate, saved, name)
     return gate

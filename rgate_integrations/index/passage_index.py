@@ -25,7 +25,7 @@ from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passages import Passage, check_passages, duplicate_id
 from rgate_integrations.index.retriever import Hit, check_k, check_search
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.files import locked, write_atomically
+from rgate_integrations.runtime.files import check_replaceable, locked, write_atomically
 from rgate_integrations.runtime.threads import ForkSafeLock
 
 FILE = "index.safetensors"
@@ -290,6 +290,7 @@ class PassageIndex:
         Whenever the process dies, the folder has the old or the new index. Other writers wait until it is saved.
 
         Raises:
+            ConfigurationError: ``folder`` is a file, or has files but no index.
             WriteError: The file could not be written, for example because the disk is full; an earlier index is
                 unchanged.
             RGateError: The embedder's model cannot be found; see `SentenceEmbedder.embed`.
@@ -297,6 +298,7 @@ class PassageIndex:
         from safetensors.numpy import save
 
         root = Path(folder)
+        check_replaceable(root, (FILE,))
         facts = {"format": FORMAT, "embedder": self.embedder.name, "identity": self.embedder.identity}
         # While we hold the lock, files of unfinished saves can only belong to killed processes.
         with locked(root / FILE, waiting=lambda: None), self._lock:

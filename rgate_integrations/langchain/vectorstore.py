@@ -236,6 +236,7 @@ class FaissVectorStore(VectorStore):
         """Save into a folder, and return its path; an earlier store there is loadable until the new one is complete.
 
         Raises:
+            ConfigurationError: ``folder_path`` is a file, or has files but no store.
             WriteError: The file cannot be written; an earlier store is unchanged.
         """
         return self.index.save(folder_path)

@@ -9,6 +9,8 @@ from pydantic import SecretStr
 
 from rgate_integrations.errors import ConfigurationError, missing_dependency
 
+_MAX_PORT = 65535
+
 
 @dataclass(frozen=True)
 class Credentials:
@@ -52,13 +54,13 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
         parts = httpx.URL(url.strip())
     except httpx.InvalidURL:  # its message may quote a part of the password
         parts = httpx.URL("")
-    is_server = parts.scheme in ("http", "https") and parts.host
+    is_server = parts.scheme in ("http", "https") and parts.host and (parts.port or 0) <= _MAX_PORT
     # An @ in the path means an unencoded password: `http://user:1/2@host` parses as host, port and path, so the
     # password would be shown.
     if not is_server or parts.query or parts.fragment or "@" in parts.path:
         raise ConfigurationError(
             "The server's URL is invalid.",
-            hint="Use one such as http://localhost:8000/v1, without ? and #. "
+            hint=f"Use one such as http://localhost:8000/v1, without ? and #, with a port up to {_MAX_PORT}. "
             "Percent-encode user and password: / is %2F, @ is %40.",
         )
     # The login is sent as a header, because URLs are logged.

@@ -107,19 +107,51 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
     Args:
         target: The folder.
         names: Names of the new files. A folder is of the same kind if it is empty, or has one of these files
-            other than a README.
+            other than a README, or the lock or an unfinished copy of one.
 
     Raises:
-        ConfigurationError: The name is taken by a file, or by a folder of another kind.
+        ConfigurationError: The name is taken by a file, or by a folder of another kind or that cannot be read.
     """
-    if target.is_file():
+    if os.path.isfile(target):
         raise ConfigurationError(f"{str(target)!r} is a file, not a folder.", hint="Choose another name.")
-    present = set(os.listdir(target)) if target.is_dir() else set()
-    if present and not (present & set(names)) - {"README.md"}:
+    try:
+        present = os.listdir(target) if os.path.isdir(target) else []
+    except OSError as error:
+        raise ConfigurationError(
+            f"{str(target)!r} cannot be read: {error.strerror}.", hint="Choose another folder."
+        ) from error
+    ours = set(names) - {"README.md"}
+    begins = tuple(start for name in ours for start in (f".{name}-", f".{name}.lock"))
+    if present and not any(name in ours or name.startswith(begins) for name in present):
         raise ConfigurationError(
             f"{str(target)!r} contains other files, such as {min(present)!r}.",
             hint="Choose another folder.",
         )
+
+
+def check_output(out: str | Path, *inputs: object, files: Iterable[str] | None = None) -> None:
+    """Check, before the work, that writing an output does not replace an input, or a folder of another kind.
+
+    Args:
+        out: The file or folder to write.
+        *inputs: The inputs. Those that are not paths of existing files or folders, such as names, are ignored.
+        files: For a folder, names of the new files, see `check_replaceable`.
+
+    Raises:
+        ConfigurationError: An input is the output, or inside it, or the folder may not be replaced.
+    """
+    target = find_folder(out)
+    for path in inputs:
+        source = os.path.expanduser(path) if isinstance(path, str | Path) else ""
+        if os.path.exists(target) and os.path.exists(source):
+            real = Path(source).resolve()
+            if any(os.path.samefile(target, each) for each in (real, *real.parents)):
+                raise ConfigurationError(
+                    f"{str(out)!r} cannot be the output: that would replace the input {str(path)!r}.",
+                    hint="Choose another output path.",
+                )
+    if files is not None:
+        check_replaceable(target, files)
 
 
 def find_folder(folder: str | Path) -> Path:

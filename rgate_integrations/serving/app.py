@@ -118,6 +118,11 @@ class DecisionRoutes:
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """Return the response to an invalid request, or to a failure of the server."""
+        if isinstance(error, HTTPException) and error.status_code == 400:  # FastAPI cannot parse the body
+            message = (
+                "body: It must be JSON in UTF-8, without deep nesting or numbers of thousands of digits."
+            )
+            return problem(422, "InvalidRequest", message, "See /openapi.json for the format.")
         if isinstance(error, HTTPException):  # no such route, or the wrong method
             return problem(
                 error.status_code, "HTTPError", str(error.detail), "See /openapi.json for the routes."

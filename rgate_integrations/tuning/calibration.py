@@ -22,6 +22,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, missi
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import ProbabilityMap, logits, sigmoids
+from rgate_integrations.gates.registry import asks_server
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.evaluation import expected_calibration_error, judge
@@ -274,13 +275,12 @@ def calibrate(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: The gate has a corpus, or ``draft`` is not one of `DraftKind`.
+        ConfigurationError: The gate has a corpus or asks a server, or ``draft`` is not one of `DraftKind`.
         DataFormatError: The half for the threshold has fewer than 20 questions, or a draft is missing.
         EvidenceError: The gate failed on every question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
-    if gate.corpora:
-        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add it afterwards.")
+    _check_savable(gate)
     examples = all_examples(files)
     # Shuffled before splitting, because files are often sorted by data set.
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])
@@ -314,6 +314,17 @@ def calibrate(
         fingerprint=_read_fingerprint(gate, judged.decisions),
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
+
+
+def _check_savable(gate: DecisionEngine) -> None:
+    """Check that the calibrated gate can be saved and loaded; raises the `ConfigurationError` of `calibrate`."""
+    if gate.corpora:
+        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add it afterwards.")
+    if asks_server(gate.gate):
+        raise ConfigurationError(
+            "A gate that asks a server cannot be calibrated, because no saved gate may ask one.",
+            hint="Calibrate the gate with which the server was started, and serve the calibrated one.",
+        )
 
 
 def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:

@@ -19,7 +19,7 @@ from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
-from rgate_integrations.runtime.files import json_line, locked, write_atomically
+from rgate_integrations.runtime.files import check_output, json_line, locked, write_atomically
 from rgate_integrations.runtime.replies import describe_non_answer
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
@@ -315,7 +315,7 @@ def collect(
         `rgate_integrations.tuning.questions.read_examples` does.
 
     Raises:
-        ConfigurationError: Earlier answers were made with other settings, such as another LLM.
+        ConfigurationError: ``out`` is ``questions``, or earlier answers have other settings, such as another LLM.
         DataFormatError: The questions or earlier answers cannot be read, a question has no gold answers, or
             ``out`` exists without its file of answers.
         ServerError: The LLM or the judge could not be reached.
@@ -324,6 +324,7 @@ def collect(
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.
     """
     out = Path(out)
+    check_output(out, questions)
     answers_path = answers_file(out)
     arms: dict[ArmName, Arm] = {"direct": ModelArm(llm, tokens=tokens)}
     if index is not None:

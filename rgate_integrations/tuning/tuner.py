@@ -16,7 +16,7 @@ from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
-from rgate_integrations.runtime.files import find_folder, locked, write_folder
+from rgate_integrations.runtime.files import check_output, find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
 from rgate_integrations.tuning.collection import (
@@ -153,7 +153,7 @@ def tune(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` exists, an arm cannot answer, or earlier answers were made with other settings.
+        ConfigurationError: ``out`` exists or holds ``questions``, an arm cannot answer, or kept answers do not fit.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all have the same.
         ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
         RGateError: The prior could not judge a question.
@@ -168,7 +168,7 @@ def tune(
     # Check the prior and the folder first, so that errors are raised before any LLM call is paid for.
     read_prior(options.init_from)
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
-    _check_replaceable(folder, update)
+    _check_replaceable(folder, update, questions)
     arms: dict[ArmName, Arm] = {
         "direct": as_arm(direct, "direct"),
         "retrieve": as_arm(retrieve, "retrieve"),
@@ -187,12 +187,14 @@ def tune(
         return _fit_and_write(answers, folder, failed, options, progress)
 
 
-def _check_replaceable(folder: Path, update: bool) -> None:
+def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None:
     """Check, before any LLM call, that the gate can be written.
 
     Raises:
-        ConfigurationError: The folder exists, and ``update`` is false or it holds something other than a tuned gate.
+        ConfigurationError: The folder exists, and ``update`` is false, or it holds the questions or something other
+            than a tuned gate.
     """
+    check_output(folder, questions)
     existing = find_folder(folder)
     if existing.exists() and not update:
         raise ConfigurationError(
