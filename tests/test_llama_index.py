@@ -6,7 +6,7 @@ import pickle
 import pytest
 from llama_index.core import PromptTemplate, Settings
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
-from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.indices.query.query_transform.base import HyDEQueryTransform
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import (
@@ -15,6 +15,7 @@ from llama_index.core.query_engine import (
     RouterQueryEngine,
     TransformQueryEngine,
 )
+from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import QueryEngineTool
 
@@ -28,6 +29,7 @@ from rgate_integrations.llama_index import (
     RetrievalGateEvent,
     RetrievalGateSelector,
 )
+from tests.begun_answers import LOOK
 from tests.llama_index_parts import (
     Rag,
     ScriptedGate,
@@ -187,6 +189,21 @@ def test_callbacks_of_what_is_wrapped_are_kept(gate):
     engine = RetrieverQueryEngine.from_args(retriever, MockLLM(), callback_manager=retriever.callback_manager)
     for wraps in (gated(gate, engine), GatedRetriever(retriever, gate)):
         assert wraps.callback_manager is retriever.callback_manager
+
+
+@pytest.mark.parametrize("options", [{}, {"look_first": LOOK}], ids=["", "look first"])
+@every_style
+def test_callbacks_hear_of_one_query_whatever_the_arm(gate, options, style):
+    heard = LlamaDebugHandler(print_trace_on_end=False)
+    synthesizer = get_response_synthesizer(MockLLM(), streaming=style.endswith("stream"))
+    inner = RetrieverQueryEngine(Shelf(), synthesizer, callback_manager=CallbackManager([heard]))
+    direct = over(Shelf(), streaming=style.endswith("stream"))
+    engine = gated(gate, inner, direct=direct, **options)
+    ask(engine, KNOWN, style)
+    assert heard.get_event_pairs(CBEventType.QUERY) == []  # the direct engine has other callbacks
+    _, response = ask(engine, UNKNOWN, style)
+    ((start, end),) = heard.get_event_pairs(CBEventType.QUERY)
+    assert (start.payload, end.payload) == ({"query_str": UNKNOWN}, {"response": response})
 
 
 @both_ways

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
+from llama_index.core.callbacks import CBEventType, EventPayload
 from llama_index.core.llms import LLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptMixinType
@@ -204,9 +205,13 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
                     answer = call.begin(call.inputs[0])
                 response = yield from answer.response(streaming=self.streaming)
             elif routed.searched:
-                response = yield Call(
-                    engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.passages
-                )
+                # The event that the engine's own method query emits.
+                payload: dict[str, Any] = {EventPayload.QUERY_STR: bundle.query_str}
+                with self.callback_manager.event(CBEventType.QUERY, payload=payload) as event:
+                    response = yield Call(
+                        engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.passages
+                    )
+                    event.on_end(payload={EventPayload.RESPONSE: response})
             else:
                 response = yield Call(engine.query, engine.aquery, copy_bundle(bundle))
         response.metadata = {**(response.metadata or {}), "rgate": decision.model_dump(mode="json")}
