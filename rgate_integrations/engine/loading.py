@@ -91,6 +91,7 @@ def load_gate(
         ProfileError: A profile cannot be read.
         ConfigurationError: An argument is unknown or invalid, or the gate cannot be adjusted to an LLM.
         ModelLoadError: A trained gate or a measured ability cannot be read.
+        MissingDependencyError: ``name`` is a URL, and the extra ``openai`` is not installed.
     """
     names = CorpusGate.own_parameters if corpus is not None else ()
     corpus_parameters = {name: parameters.pop(name) for name in names if name in parameters}

@@ -129,8 +129,9 @@ def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
 
 def asks_server(gate: Gate) -> bool:
     """Return whether a gate, or one inside it, asks a decision server, so that a saved one would be refused."""
-    specs = expand_specs([ScoreSpec(gate)])
-    return any(isinstance(spec, ScoreSpec) and spec.gate.name == "remote" for spec in specs)
+    return any(
+        isinstance(spec, ScoreSpec) and spec.gate.name == "remote" for spec in expand_specs([ScoreSpec(gate)])
+    )
 
 
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:

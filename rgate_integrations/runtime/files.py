@@ -143,13 +143,14 @@ def check_output(out: str | Path, *inputs: object, files: Iterable[str] | None =
     target = find_folder(out)
     for path in inputs:
         source = os.path.expanduser(path) if isinstance(path, str | Path) else ""
-        if os.path.exists(target) and os.path.exists(source):
-            real = Path(source).resolve()
-            if any(os.path.samefile(target, each) for each in (real, *real.parents)):
-                raise ConfigurationError(
-                    f"{str(out)!r} cannot be the output: that would replace the input {str(path)!r}.",
-                    hint="Choose another output path.",
-                )
+        # `samefile` follows links, also where a file system ignores case.
+        if (os.path.exists(target) and os.path.exists(source)) and any(
+            os.path.samefile(target, each) for each in (Path(source), *Path(source).resolve().parents)
+        ):
+            raise ConfigurationError(
+                f"{str(out)!r} cannot be the output: that would replace the input {str(path)!r}.",
+                hint="Choose another output path.",
+            )
     if files is not None:
         check_replaceable(target, files)
 
