@@ -37,7 +37,7 @@ GOOD = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
         ({"question": 3}, "line 2: question is missing"),
         ({"question": "b?", "rag_correct": True}, "line 2: it has neither closed_book_correct"),
         ({"question": "b?", "closed_book_correct": True}, "line 2: it has neither rag_correct"),
-        ({"question": "b?", "closed_book_correct": 1}, "line 2: it has neither closed_book_correct"),
+        ({"question": "b?", "closed_book_correct": 2}, "line 2: it has neither closed_book_correct"),
     ],
 )
 def test_paired_files_that_lack_something_are_named(tmp_path, bad, why):
