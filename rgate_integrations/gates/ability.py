@@ -83,11 +83,11 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     2. the shipped table: the line whose name has the same words (see `rgate_integrations.gates.llm_names`), if
        necessary ignoring words for how long the LLM thinks. If several lines match, the least able LLM
        counts: of those with the same date if there are any, otherwise of all;
-    3. the LLM's family, if it is in the table. If the name has a size: the family's ability at that size, of
-       the same version if possible. If not: the ability of the latest predecessor of the same tier, such as
-       ``opus``; otherwise of the least able LLM of the version, or else of the family, but at most 0 if this
-       LLM may be weaker. A guess is never above the most able LLM that it is based on. If a name has two
-       families, such as a distilled LLM's, the lower guess counts;
+    3. the LLM's family, if it is in the table. For a name with a size, that is the family's ability at this
+       size, if possible of the same version. For a name without a size, it is the ability of the latest
+       predecessor of the same tier, such as ``opus``. If there is none, it is that of the least able LLM of the
+       version, or else of the family, but at most 0 if this LLM may be weaker. A guess is never above the most
+       able LLM that it is based on. If a name has two families, as a distilled LLM's may, the lower guess counts;
     4. a size alone, which never gives more than the default, with a warning;
     5. the default, ability 0, with a warning unless the name is empty.
 

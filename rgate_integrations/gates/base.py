@@ -372,7 +372,7 @@ def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
             "whose weights are unknown.",
         )
     raise ModelLoadError(
-        f"The gate {gate.name!r} was trained or calibrated on a model with the weights "
-        f"{trained.fingerprint}, but {proxy.name!r} has the weights {proxy.fingerprint}.",
-        hint="Load the gate without proxy=, or with that model, or train or calibrate a gate for this one.",
+        f"The gate {gate.name!r} was trained or calibrated on {trained.base_model or 'another model'!r}, weights "
+        f"{trained.fingerprint}, but its model is {proxy.name!r}, weights {proxy.fingerprint}.",
+        hint="Load the gate without proxy=, or train or calibrate a gate for this model.",
     )

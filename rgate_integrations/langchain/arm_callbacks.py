@@ -1,21 +1,20 @@
 """Handles LangChain's callbacks from an arm whose answer may be thrown away.
 
 A router gives each arm a child of its run's callback manager. LangChain passes that to every runnable inside the arm,
-and each of them reports to the manager's handlers (`on_chain_start`, `on_llm_new_token`, …). There are two kinds of
-handlers. *Tracers* (LangSmith, `RunCollectorCallbackHandler`) keep a tree of runs, so they must get each event when
+and each of them reports to the manager's handlers (`on_chain_start`, `on_llm_new_token`, …). Three kinds of handlers
+matter. *Tracers* (LangSmith, `RunCollectorCallbackHandler`) keep a tree of runs, so they must get each event when
 it happens. *Listeners* (`astream_events`, LangGraph's message stream, a handler that prints tokens) may show events
-to a user, so they must not get those of an answer that is thrown away.
+to a user, so they must not get those of an answer that is thrown away. *Hooks*, such as the handler of
+``get_usage_metadata_callback``, are added by LangChain to every run that lacks them: they get each event when it
+happens, and count stopped answers, too.
 
-So `split_handlers` separates the two. In the direct arm, tracers stay, each wrapped in a `CancellableTracer`,
+So `split_handlers` separates the first two. In the direct arm, tracers stay, each wrapped in a `CancellableTracer`,
 and one `BufferingHandler` replaces all listeners. It records the LLM's log-probabilities and metadata, and
 keeps every event for the listeners. If the answer is released, the router's stream calls `flush` for each
 chunk, and the listeners get all events in order. If the answer is stopped, `shut_down` drops the events, and
 the next token raises `GenerationCancelled` inside the LLM. That ends a synchronous stream; an asynchronous
 one is closed by its consumer. Either way the tracers get errors and early ends, which they record as
 *cancelled*.
-
-Handlers that count for all calls, such as that of ``get_usage_metadata_callback``, are a third kind. LangChain adds
-them to every run that lacks them, so they get each event when it happens, and they count stopped answers, too.
 """
 
 from __future__ import annotations

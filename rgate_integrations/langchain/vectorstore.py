@@ -264,7 +264,7 @@ class FaissVectorStore(VectorStore):
 
 
 def _search(index: PassageIndex, vector: Any, k: int, filter: Filter | None) -> Scored:
-    """Return the ``k`` documents nearest to one vector, shape (1, dimension), that pass a filter."""
+    """Return at most ``k`` documents that pass a filter, nearest to a vector first, shape (1, dimension)."""
     passes = as_predicate(filter)
     count = k
     while True:

@@ -200,7 +200,7 @@ class RemoteModel(LanguageModel):
         if len(rests) > 1 and not listed:
             likeliest = max(logprobs, key=logprobs.__getitem__)
             raise EvidenceError(
-                f"{self.name} would start with {likeliest[:40]!r}: none of {', '.join(map(repr, rests))} "
+                f"{self.name} would start its answer with {likeliest[:40]!r}: none of {', '.join(map(repr, rests))} "
                 f"is among its top {len(logprobs)} tokens.",
                 hint="Turn its thinking off, or use an instruct model, which answers at once.",
             )
