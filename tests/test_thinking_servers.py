@@ -207,7 +207,7 @@ def test_a_wordy_first_answer_is_kept_where_no_longer_one_can_be_had(fake, refus
 def test_what_is_no_object_is_no_body(ability, extra):
     error = ability(ThinkingServer(None), "--extra-body", extra).exception
     assert isinstance(error, ConfigurationError)
-    assert error.message.startswith("Invalid JSON in --extra-body")
+    assert error.message.startswith("--extra-body ")
 
 
 @dialects

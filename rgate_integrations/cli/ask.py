@@ -133,7 +133,7 @@ def _answer(
     k: int,
     threshold: float | None,
 ) -> Decision:
-    """Decide, search if needed, answer, print it all, and return the decision; only report an invalid question."""
+    """Decide, search if needed, answer, print it all, and return the decision; for an invalid question, print why."""
     from rgate_integrations.answering.answers import write_answers
     from rgate_integrations.answering.query_plan import plan_queries
     from rgate_integrations.engine.decider import read_item

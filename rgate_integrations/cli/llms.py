@@ -58,10 +58,10 @@ def request_options(think: Literal["off", "low", "as-is"], extra_body: str, toke
     try:
         body = parse_json(extra_body)
         if not isinstance(body, dict):
-            raise ValueError("it is not an object")
+            raise ValueError(f"it is a {type(body).__name__}")
     except ValueError as error:
         raise ConfigurationError(
-            f"Invalid JSON in --extra-body, {extra_body[:100]!r}: {error}.",
+            f"--extra-body {extra_body[:100]!r} is not a JSON object: {error}.",
             hint='Pass a JSON object such as {"top_p": 0.9}.',
         ) from None
     return RequestOptions(think, tokens, body)

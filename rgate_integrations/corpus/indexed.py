@@ -34,14 +34,14 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
     index = getattr(index, "dense", index)
     passages = getattr(index, "passages", None)
     if passages is None:
-        raise missing_passages(type(index).__name__)
+        raise missing_passages(f"a {type(index).__name__}")
     return profile_texts([passage.searchable for passage in passages], name, getattr(index, "folder", None))
 
 
 def missing_passages(what: str) -> ConfigurationError:
     """Return the error for an object whose passages cannot be read."""
     return ConfigurationError(
-        f"A profile needs the passages of one index, which {what} does not provide.",
+        f"A profile is made from the passages of one index, and they cannot be read from {what}.",
         hint="Make the profile yourself: corpus=CorpusProfile.from_retriever(retriever).",
     )
 

@@ -77,10 +77,11 @@ class SentenceEmbedder:
         return "sha256:" + digest.hexdigest()[:32]
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
-        """Return normalised vectors, shape (texts, dimension); one model call for the batch.
+        """Return normalised vectors of passages, shape (texts, dimension); for queries, use `embed_queries`.
 
         Raises:
-            ModelLoadError: The model's path is not a folder, or the model may not be downloaded or cannot be loaded.
+            ModelLoadError: The model's path is not a folder, the model is missing and downloads are forbidden here,
+                or it cannot be loaded.
             DownloadError: The model could not be downloaded.
             MissingDependencyError: The extra ``local`` is needed, and is not installed.
             UnknownNameError: No model has that name.
@@ -88,7 +89,7 @@ class SentenceEmbedder:
         return _shared(self.name).embed(texts)
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
-        """Return normalised vectors, shape (texts, dimension); one model call for all texts that are not cached.
+        """Return normalised vectors of queries, shape (texts, dimension).
 
         The 1,024 vectors computed last are cached, and all users of the model in this process share them.
         Raises the errors of `embed`.

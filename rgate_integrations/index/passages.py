@@ -103,7 +103,7 @@ def duplicate_id(name: str) -> DataFormatError:
     """Return the error for an id that the index already has, or that occurs twice in a batch."""
     return DataFormatError(
         f"The id {name!r} occurs twice.",
-        hint="Make the ids unique. To replace a passage that is already in the index, use upsert.",
+        hint="Make the ids unique. To replace passages of the index, use upsert.",
     )
 
 

@@ -41,7 +41,7 @@ class ClaimFusionRetriever(FlowRetriever):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate is invalid, or ``retrievers`` has something else, such as an index.
+        ConfigurationError: The gate or a number is invalid, or ``retrievers`` has something else, such as an index.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
     """
@@ -92,7 +92,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate is invalid.
+        ConfigurationError: The gate or ``max_queries`` is invalid.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
     """

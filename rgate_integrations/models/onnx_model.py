@@ -126,7 +126,7 @@ class OnnxModel(ABC):
             cosine = float((states * expected).sum() / norms)
             if not cosine >= _MIN_COSINE:  # written this way to include NaN
                 raise ValueError(
-                    f"it failed its self-test: wrong hidden states (cosine {cosine:.3f} to the right ones)"
+                    f"its self-test failed: wrong hidden states (cosine similarity to the right ones {cosine:.3f})"
                 )
 
     def _run_batches(

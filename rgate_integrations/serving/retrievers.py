@@ -100,7 +100,7 @@ def as_hit(result: Any, query: str) -> Hit:
         text = record.get("page_content")
     if not isinstance(text, str):
         raise TypeError(
-            f"The search returned a {type(result).__name__} without a string in text or page_content."
+            f"A result of the search is a {type(result).__name__} without a string in text or page_content."
         )
     title = record.get("title") or metadata.get("title") or ""
     passage = Passage(str(record.get("id") or text), text, str(title), metadata)

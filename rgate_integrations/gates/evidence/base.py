@@ -175,7 +175,7 @@ class Context:
         return proxy
 
     def memory(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return the value of a key, which is made once per engine."""
+        """Return the value for a key; ``make`` makes it on first use, and the engine keeps it."""
         memory = self.sources.memory
         if key not in memory:
             memory.setdefault(key, make())  # two threads may both make it: the first one wins
