@@ -152,6 +152,7 @@ JSON, LIST = itemgetter("text") | JsonOutputParser(), itemgetter("text") | Comma
 PARSED = {
     "an object": (keyed(answer=JSON), '{"a": [1, 2, 3]}', {"a": [1, 2, 3]}),
     "a list": (LIST | (lambda items: {"answer": items}), "b, b, c", ["b", "b", "c"]),
+    "a list that grows": (JSON, '["Paris is nice", "Berlin"]', ["Paris is nice", "Berlin"]),
     "a list in parts": (LIST, "b, b, c", ["b", "b", "c"]),
     "a message": (keyed(answer=itemgetter("text") | saying("b c")), "a", "b c"),
 }

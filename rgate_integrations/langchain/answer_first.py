@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
+from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.runnables import AddableDict, Runnable, RunnableConfig
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream, PartialAnswer
@@ -22,7 +24,7 @@ from rgate_integrations.langchain.arm_callbacks import (
     GenerationCancelled,
     inherited_config,
 )
-from rgate_integrations.langchain.chat_models import with_logprobs
+from rgate_integrations.langchain.chat_models import runnables_in, with_logprobs
 from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Flow
 
@@ -41,12 +43,14 @@ class DirectArm:
         with_logprobs: A copy of the arm that requests log-probabilities; None if that cannot be done, see
             `rgate_integrations.langchain.chat_models.with_logprobs`.
         wants_logprobs: Whether to request log-probabilities; False once the LLM has refused them.
+        is_cumulative: Whether a parser in the arm sends the whole object again in each chunk.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
         self.arm = arm
         self.with_logprobs = with_logprobs(arm)
         self.wants_logprobs = True
+        self.is_cumulative = next(runnables_in(arm, BaseCumulativeTransformOutputParser), None) is not None
 
 
 class ArmAnswer(BufferedAnswer):
@@ -108,7 +112,7 @@ class ArmAnswer(BufferedAnswer):
     def result(self) -> Flow[Any]:
         """Release the answer, and return it in one piece; if the arm fails, return its exception."""
         try:
-            return merge_chunks((yield self.drain()))
+            return merge_chunks((yield self.drain()), cumulative=self._direct.is_cumulative)
         except Exception as error:  # in a batch, it must not fail the other inputs
             return error
 
@@ -150,14 +154,16 @@ class ArmStream(ChunkStream):
         try:
             while self._events.running and self.next() is not END:
                 pass
-            super().close()
+            with inherited_config(self._config):
+                super().close()
         except GenerationCancelled:
             pass
 
     async def aclose(self) -> None:
         """Stop the LLM, and wait at most `_MAX_TURNS` turns of the event loop for its run to end."""
         self._events.shut_down()
-        await super().aclose()
+        with inherited_config(self._config), suppress(GenerationCancelled):
+            await super().aclose()
         # Each inner generator ends in a separate task, which the loop starts after the outer one has ended.
         for _ in range(_MAX_TURNS):
             if not self._events.running:
@@ -191,8 +197,12 @@ def _find_answer_key(chunk: Mapping[str, Any]) -> str | None:
     return None
 
 
-def merge_chunks(chunks: Sequence[Any]) -> Any:
-    """Return what the arm would have returned if it had been invoked, merged from chunks; None without chunks."""
+def merge_chunks(chunks: Sequence[Any], *, cumulative: bool) -> Any:
+    """Return what the arm would have returned if it had been invoked, merged from chunks; None without chunks.
+
+    Lists are added up, unless a ``cumulative`` parser such as LangChain's `JsonOutputParser` sends the whole list
+    again in each chunk. Of other objects, the last chunk counts.
+    """
     if not chunks:
         return None
     if all(isinstance(chunk, AddableDict) for chunk in chunks):
@@ -200,14 +210,10 @@ def merge_chunks(chunks: Sequence[Any]) -> Any:
         for chunk in chunks:
             for key, value in chunk.items():
                 values.setdefault(key, []).append(value)
-        return {key: merge_chunks(parts) for key, parts in values.items()}
+        return {key: merge_chunks(parts, cumulative=cumulative) for key, parts in values.items()}
+    addable = (str, BaseMessageChunk) if cumulative else (str, BaseMessageChunk, list)
     total = chunks[0]
     for chunk in chunks[1:]:
-        addable = isinstance(total, str | BaseMessageChunk) and isinstance(chunk, type(total))
-        if isinstance(total, list) and isinstance(chunk, list):
-            # A longer list that starts with all of the previous one is a parser's longer version of it.
-            addable = len(chunk) <= len(total) or chunk[: len(total)] != total
-        # Parsers send the whole object again each time, with more in it, so the last one replaces the others.
-        total = total + chunk if addable else chunk
+        total = total + chunk if isinstance(total, addable) and isinstance(chunk, type(total)) else chunk
     # As `invoke` would return it: a message, not a chunk.
     return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total
