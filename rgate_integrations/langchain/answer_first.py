@@ -211,8 +211,8 @@ def merge_chunks(chunks: Sequence[Any], *, cumulative: bool) -> Any:
             for key, value in chunk.items():
                 values.setdefault(key, []).append(value)
         return {key: merge_chunks(parts, cumulative=cumulative) for key, parts in values.items()}
-    addable = (str, BaseMessageChunk) if cumulative else (str, BaseMessageChunk, list)
-    total = chunks[0]
+    addable: Any = (str, BaseMessageChunk) if cumulative else (str, BaseMessageChunk, list)
+    total: Any = chunks[0]
     for chunk in chunks[1:]:
         total = total + chunk if isinstance(total, addable) and isinstance(chunk, type(total)) else chunk
     # As `invoke` would return it: a message, not a chunk.
