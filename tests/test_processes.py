@@ -27,7 +27,10 @@ def python(code, *, model=SCRIPTED):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.fixture(params=["scripted", pytest.param("tiny", marks=pytest.mark.model)])
+REAL = (pytest.mark.model, pytest.mark.slow)
+
+
+@pytest.fixture(params=["scripted", pytest.param("tiny", marks=REAL)])
 def model(request):
     return SCRIPTED if request.param == "scripted" else TINY.format(tiny=request.getfixturevalue("tiny"))
 
@@ -218,7 +221,7 @@ def ready_when_main_waits():
     # A signal that comes just before a thread begins to wait for a lock does not wake it: that is Python's own.
     waited = 0
     while waited < 10:
-        waiting = sys._current_frames()[main_thread].f_code.co_name in ("wait", "_wait_for_tstate_lock")
+        waiting = sys._current_frames()[main_thread].f_code.co_name in ("wait", "join", "_wait_for_tstate_lock")
         waited = waited + 1 if waiting else 0
         time.sleep(0.02)
     print("ready", flush=True)
@@ -247,7 +250,7 @@ def test_a_script_that_ends_while_decisions_run_ends_with_0(model):
     [
         ("scripted", "[t.join() for t in threads]"),
         ("scripted", "gate.decide_batch(questions)"),
-        pytest.param("tiny", "gate.decide_batch(questions)", marks=pytest.mark.model),
+        pytest.param("tiny", "gate.decide_batch(questions)", marks=REAL),
     ],
     indirect=["model"],
 )

@@ -59,13 +59,16 @@ class ChunkStream:
 
     def close(self) -> None:
         """Close the iterator early, which also ends the request to the LLM."""
-        if hasattr(self._iterator, "close"):
-            self._iterator.close()
+        # Not kept: since Python 3.13, a closed generator may hold the LLM's stream, open, until it is freed itself.
+        iterator, self._iterator = self._iterator, iter(())
+        if hasattr(iterator, "close"):
+            iterator.close()
 
     async def aclose(self) -> None:
         """Close the asynchronous iterator early, which also ends the request to the LLM."""
-        if hasattr(self._iterator, "aclose"):
-            await self._iterator.aclose()
+        iterator, self._iterator = self._iterator, iter(())
+        if hasattr(iterator, "aclose"):
+            await iterator.aclose()
 
 
 @dataclass

@@ -122,6 +122,16 @@ class EngineStream(ChunkStream):
         with self._install_listener():
             return await super().anext()
 
+    def close(self) -> None:
+        """Close the response's iterator early, which also ends the request to the LLM."""
+        self.response = None  # it refers to the iterator
+        super().close()
+
+    async def aclose(self) -> None:
+        """Close the response's asynchronous iterator early, which also ends the request to the LLM."""
+        self.response = None
+        await super().aclose()
+
     def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
         """Record the metadata that the LLM sends with a chunk."""
         # An LLM that implements chat by completion emits each response in two kinds of events: we only read the
