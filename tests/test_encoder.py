@@ -282,15 +282,15 @@ def test_no_company_changes_one_bit(encoder):
     parts = [[(0, len(text) // 2), (len(text) // 2, len(text))] for text in TEXTS]
     alone = [encoder.encode([text], [own])[0] for text, own in zip(TEXTS, parts, strict=True)]
     assert same(encoder.encode(TEXTS, parts), alone)
-    short = [QUESTION[:end] for end in range(1, len(QUESTION))]
+    short = [QUESTION[:end] for end in range(1, len(QUESTION), 4)]
     short_alone = [encoder.encode([text])[0] for text in short]
     for each in (encoder, *(Encoder(cached_path(ENCODER), threads=threads) for threads in (1, 3))):
         assert same(each.encode(TEXTS * 2, parts * 2), alone * 2)
         mixed = each.encode([*short, *TEXTS[::-1]])
         assert same(mixed[: len(short)], short_alone)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: encoder.encode([TEXTS[i % 9]], [parts[i % 9]])[0], range(36)))
-    assert same(found, [alone[i % 9] for i in range(36)])
+        found = list(pool.map(lambda i: encoder.encode([TEXTS[i % 9]], [parts[i % 9]])[0], range(18)))
+    assert same(found, [alone[i % 9] for i in range(18)])
 
 
 @pytest.mark.model
@@ -373,6 +373,7 @@ def test_segments_are_joined():
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_same_files_are_made_of_the_hubs(encoder, hub_folder, tmp_path):
     make_encoder(hub_folder, tmp_path)
     for name in (WEIGHTS, TOKENS):

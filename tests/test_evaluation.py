@@ -151,6 +151,7 @@ def world(rng, n):
     return p, closed, rag
 
 
+@pytest.mark.slow
 def test_guarantees_hold_as_often_as_they_say():
     rng = np.random.default_rng(1)
     p, closed, rag = world(rng, 400_000)

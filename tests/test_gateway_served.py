@@ -43,6 +43,7 @@ def test_openai_gets_the_same_answer_for_what_is_known(served, answer_first):
     assert with_tools.choices == chat(served.url, KNOWN, tools=[ADD]).choices
 
 
+@pytest.mark.slow
 def test_from_a_shadow_to_a_tuned_gate(served, embedder_model, tmp_path):
     """The loop of docs/guides/gateway.md: log decisions, tune a gate with the log, serve with it."""
     index, log, tuned = tmp_path / "index", tmp_path / "shadow.jsonl", tmp_path / "gate"

@@ -4,6 +4,7 @@ import pytest
 
 from rgate_integrations import load_gate
 
+pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray", reason="ray comes with the dev extra")
 
 

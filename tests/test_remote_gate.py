@@ -252,6 +252,7 @@ def serve(port):
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_a_server_that_is_killed_under_load_costs_no_decision_and_its_successor_decides():
     port = free_port()
     gate = load_gate(f"http://127.0.0.1:{port}", timeout=60.0)
