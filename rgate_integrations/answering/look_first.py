@@ -32,7 +32,7 @@ _NEVER_KNOWN = ("private", "fresh")
 
 
 class RoutingOptions:
-    """Options of an adapter's argument that is also a switch.
+    """Options that an argument such as ``answer_first=`` accepts instead of True or False.
 
     Attributes:
         argument: Name of the argument.
@@ -42,7 +42,7 @@ class RoutingOptions:
 
     @classmethod
     def coerce(cls, value: bool | Self) -> Self | None:
-        """Return the options for the adapter's argument: the defaults for True, None for False.
+        """Return the options for a value of the argument: the defaults for True, None for False.
 
         Raises:
             ConfigurationError: The value is neither a bool nor an object of this class.
@@ -59,7 +59,7 @@ class RoutingOptions:
 
 @dataclass(frozen=True)
 class LookFirst(RoutingOptions):
-    """The options of look first; ``look_first=True`` in an adapter means these defaults.
+    """The options of look first; ``look_first=True`` means these defaults.
 
     Attributes:
         min_gain: Passages are read if P(helps) exceeds P(known) by more than this, in [-1, 1]. Values above 0 save

@@ -71,7 +71,7 @@ class RoutedInput:
         return self.outcome if isinstance(self.outcome, Decision) else self.screening
 
     def direct_threshold(self, decision: Decision) -> float | None:
-        """Return the P(known) from which the LLM answers whatever was found; None if the caller set no threshold."""
+        """Return the P(known) from which passages no longer matter; None if the caller set no threshold."""
         return None if self.threshold is None else decision.threshold
 
     @property

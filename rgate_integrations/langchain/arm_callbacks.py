@@ -259,10 +259,10 @@ class CancellableTracer:
 def split_handlers(
     manager: Any, cancellation: dict[str, Any]
 ) -> tuple[list[CancellableTracer], list[BaseCallbackHandler]]:
-    """Return the tracers of a callback manager, wrapped, and its listeners; see the module."""
+    """Return the tracers of a callback manager, wrapped, and its listeners; the module explains both."""
     tracers = []
     listeners = []
-    # They stay out of both lists, because LangChain adds them to every run that lacks them.
+    # Hooks stay out of both lists, because LangChain adds them to every run that lacks them.
     hooked = [variable.get() for variable, *_ in _configure_hooks]
     for handler in manager.handlers:
         # The handler of ``astream_log`` is a tracer, but it shows runs to a user.

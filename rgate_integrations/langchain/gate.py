@@ -221,7 +221,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Return the call for an input; with ``reuse``, a bound decision that it would only repeat is its result."""
+        """Return the call for an input; with ``reuse``, its result is a bound decision that the gate would repeat."""
         call = GateCall.read(single, self.input_key)
         call.threshold = read_threshold(self, single.config)
         bound = read_bound(single.config)
@@ -299,7 +299,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return type(self)(**{**dict(self), "gate": self.origin, "corpus": profile_searched(searched)})
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
-        """Return a runnable for a decider, which reads inputs as this gate does but writes no drafts."""
+        """Return a runnable for a decider; it reads inputs as this gate does, but writes no drafts."""
         return RetrievalGate(
             gate.for_llm(self.llm_name),  # a gate passed as question_gate= is not adjusted to it yet
             threshold=self.threshold,

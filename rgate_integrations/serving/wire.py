@@ -39,7 +39,7 @@ _CAN_ASK = (
     'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between "retrieve" and "direct".'
 )
 _STATE_IS = (
-    'Send the question, an object with "question" or "messages", or a list of messages that the user ends.'
+    'Send the question, an object with "question" or "messages", or a list of messages, the last by the user.'
 )
 
 LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]

@@ -82,7 +82,12 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the highest threshold that meets the budget at that confidence; 0 if there is none.
+        """Return the highest threshold that meets the budget with the given confidence; 0 if there is none.
+
+        Args:
+            p: P(known) of each question, shape (n,).
+            closed_book: Unused; see `MaxLoss.choose`.
+            rag: Unused; see `MaxLoss.choose`.
 
         Raises:
             MissingDependencyError: SciPy is not installed.
@@ -140,7 +145,13 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the lowest threshold that meets the bound at that confidence; `ALWAYS` if there is none."""
+        """Return the lowest threshold that meets the bound with the given confidence; `ALWAYS` if there is none.
+
+        Args:
+            p: P(known) of each question, shape (n,).
+            closed_book: Whether each answer without retrieval is right, shape (n,).
+            rag: Whether each answer with retrieval is right, shape (n,).
+        """
         n, level = len(p), 1 - self.confidence
         # Betting needs a random order, and a file may be sorted.
         order = np.random.default_rng(0).permutation(n)
@@ -319,7 +330,7 @@ def calibrate(
 def _check_savable(gate: DecisionEngine) -> None:
     """Check that the calibrated gate can be saved and loaded; raises the `ConfigurationError` of `calibrate`."""
     if gate.corpora:
-        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add it afterwards.")
+        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add the corpus later.")
     if asks_server(gate.gate):
         raise ConfigurationError(
             "A gate that asks a server cannot be calibrated, because no saved gate may ask one.",
