@@ -156,8 +156,8 @@ def is_never_known(decision: Decision) -> bool:
 def help_no_llm(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
     """Return whether passages are so poor that no LLM would gain from reading them.
 
-    Passages help an LLM more the less it knows, so this tests the lowest P(known) that matters: below
-    `LookFirst.abstain_below`, neither arm is likely to be right.
+    Passages help an LLM more the less it knows. So this tests the lowest P(known) that matters, which is
+    `LookFirst.abstain_below`: below it, neither arm is likely to be right.
     """
     # Passages help most at this P(known), so if they do not help here, they help no LLM.
     least = options.abstain_below

@@ -74,7 +74,7 @@ class GenerationCancelled(asyncio.CancelledError):
 
 @contextmanager
 def inherited_config(config: RunnableConfig | None) -> Iterator[None]:
-    """Set the config that runnables inherit from, which would otherwise be the router's, with all its handlers.
+    """In the ``with`` block, set the config that runnables inherit; otherwise it is the router's, with all handlers.
 
     A binding, such as that of ``with_config`` or ``with_retry``, merges the callbacks that it inherits into those of
     its call, so the listeners would be back.

@@ -162,7 +162,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def origin(self) -> Decider:
-        """The decider before its adjustment to ``llm`` or an arm's LLM; copies made by `for_arm` share it."""
+        """The wrapped gate before its adjustment to ``llm`` or an arm's LLM; copies made by `for_arm` share it."""
         return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
@@ -186,9 +186,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return str | dict[str, Any] | list[AnyMessage]
 
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
-        """Decide for a batch in one call of the gate; an input without a question gets its own error.
+        """Decide for a batch in one call of the gate.
 
-        So does an input whose decision fails, if the gate has ``on_error="raise"``.
+        An input without a question gets an error as its result. So does an input whose decision fails, if the gate
+        has ``on_error="raise"``.
 
         A router passes ``drafts``, one per input: a draft to judge, None, or the error if writing it failed.
 

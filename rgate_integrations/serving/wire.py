@@ -65,7 +65,7 @@ class DecideItem(BaseModel):
 class DecideRequest(BaseModel):
     """Questions to decide about, with or without context.
 
-    ``llm`` names the LLM whose knowledge is judged. If the client detected that name instead of being given it,
+    ``llm`` names the LLM whose knowledge is judged. If no user gave this name and the client detected it,
     ``llm_name_source`` says where; the name that the server was started with then takes precedence.
     """
 

@@ -214,8 +214,8 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     """Return a valid p-value for "the mean of the losses is above ``bound``".
 
     The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so
-    the inverse of its maximum is a p-value (Ville's inequality). The bets are the predictable plug-in of the
-    paper that `MaxLoss` cites.
+    the inverse of its maximum is a p-value (Ville's inequality). The bets are the "predictable plug-in" ones
+    of the paper that `MaxLoss` cites.
 
     Args:
         losses: Losses in [-1, 1], in random order, shape (n,).
@@ -328,7 +328,7 @@ def calibrate(
 
 
 def _check_savable(gate: DecisionEngine) -> None:
-    """Check that the calibrated gate can be saved and loaded; raises the `ConfigurationError` of `calibrate`."""
+    """Raise a `ConfigurationError` if the calibrated gate could not be saved, or loaded again."""
     if gate.corpora:
         raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add the corpus later.")
     if asks_server(gate.gate):
@@ -339,7 +339,7 @@ def _check_savable(gate: DecisionEngine) -> None:
 
 
 def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:
-    """Return the fingerprint of the gate's proxy; empty, without loading it, if no model read a question."""
+    """Return the fingerprint of the gate's proxy; if no model read a question, return "" and load no proxy."""
     has_read = any(decision.cost.model_calls for decision in decisions)
     may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     return gate.get_proxy().fingerprint if has_read and may_read else ""
