@@ -26,7 +26,7 @@ from rgate_integrations.gates.passage_utility import FoundPassage
 
 @dataclass(frozen=True)
 class AnswerFirst(RoutingOptions):
-    """The options of answer first; ``answer_first=True`` in an adapter means these defaults.
+    """The options of answer first; ``answer_first=True`` means these defaults.
 
     Attributes:
         tokens: Number of tokens to hold back and judge, at least 1.
@@ -35,11 +35,11 @@ class AnswerFirst(RoutingOptions):
         question_gate: Reads the question before the LLM is asked: a gate, or an argument for `load_gate`. A
             clearly unknown question goes to the retrieve arm without asking the LLM; the answer to a clearly
             known one is not held back. With look first, passages may overrule both. With None, every answer is
-            judged. ``"own"`` means the question gate that comes with the adapter's gate; the default gate, tuned
-            gates and gates on a server have one.
+            judged. ``"own"`` means the question gate that comes with your gate; the default gate, tuned gates
+            and gates on a server have one.
         prefetch: Whether the search starts together with the answer, for slow searches; only in calls with one
             question. If the answer continues, the search is cancelled, or its result dropped. The retrieve arm must
-            be able to search before the decision. Needless with look first, which always searches by then.
+            be able to search before the decision. It has no effect with look first, which has searched by then.
 
     Raises:
         ConfigurationError: ``tokens`` is not a whole number of at least 1, ``retrieve_below`` is above

@@ -29,7 +29,7 @@ def write_answers(
         llm: The answering LLM.
         questions: The questions.
         passages: Passages for each question; an empty sequence for an answer without passages.
-        tokens: Maximum length of an answer, at least 1.
+        tokens: Maximum number of tokens of an answer, at least 1.
         prompt: The prompt without passages, with the field ``question``.
 
     Returns:

@@ -39,7 +39,7 @@ def check_corpora(corpora: Iterable[str], parts: Iterable[str]) -> None:
     if not names:
         raise ConfigurationError(
             "There is nothing to search: no corpora were given.",
-            hint='Name each corpus: {"docs": …, "hr": …}.',
+            hint='Pass at least one, by name: {"docs": …, "hr": …}.',
         )
     if known and set(known) != set(names):
         raise ConfigurationError(

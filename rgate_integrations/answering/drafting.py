@@ -132,8 +132,9 @@ def says_unsupported(answer: object) -> bool:
     """Return whether an LLM's answer is an error about an unsupported option of the call.
 
     Each provider has its own error classes, so only status, name and message can tell. An error with a status
-    counts if that is one such as 400. An error without a status counts if it is a `TypeError` about an argument,
-    its class has a name such as ``UnsupportedParamsError``, or it is a `ValueError` that names an option.
+    counts if the status is 400 or another that rejects a field. An error without a status counts if it is a
+    `TypeError` about an argument, its class has a name such as ``UnsupportedParamsError``, or it is a
+    `ValueError` that names an option.
     """
     if not isinstance(answer, Exception):
         return False

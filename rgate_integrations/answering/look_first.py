@@ -32,7 +32,7 @@ _NEVER_KNOWN = ("private", "fresh")
 
 
 class RoutingOptions:
-    """Options of an adapter's argument that is also a switch.
+    """Options that an argument such as ``answer_first=`` accepts instead of True or False.
 
     Attributes:
         argument: Name of the argument.
@@ -42,7 +42,7 @@ class RoutingOptions:
 
     @classmethod
     def coerce(cls, value: bool | Self) -> Self | None:
-        """Return the options for the adapter's argument: the defaults for True, None for False.
+        """Return the options for a value of the argument: the defaults for True, None for False.
 
         Raises:
             ConfigurationError: The value is neither a bool nor an object of this class.
@@ -59,7 +59,7 @@ class RoutingOptions:
 
 @dataclass(frozen=True)
 class LookFirst(RoutingOptions):
-    """The options of look first; ``look_first=True`` in an adapter means these defaults.
+    """The options of look first; ``look_first=True`` means these defaults.
 
     Attributes:
         min_gain: Passages are read if P(helps) exceeds P(known) by more than this, in [-1, 1]. Values above 0 save
@@ -156,8 +156,8 @@ def is_never_known(decision: Decision) -> bool:
 def help_no_llm(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
     """Return whether passages are so poor that no LLM would gain from reading them.
 
-    Passages help an LLM more the less it knows, so this tests the lowest P(known) that matters: below
-    `LookFirst.abstain_below`, neither arm is likely to be right.
+    Passages help an LLM more the less it knows. So this tests the lowest P(known) that matters, which is
+    `LookFirst.abstain_below`: below it, neither arm is likely to be right.
     """
     # Passages help most at this P(known), so if they do not help here, they help no LLM.
     least = options.abstain_below

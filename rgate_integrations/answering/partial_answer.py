@@ -182,7 +182,7 @@ class BufferedAnswer(ABC):
         """Set whether to request log-probabilities from now on; does nothing by default."""
 
     def is_interrupt(self, error: Exception) -> bool:
-        """Return whether an exception asks the application for something, so that it is not a failure of the arm."""
+        """Return whether an exception only interrupts the arm, for example to ask the user something."""
         return False
 
     def flush_events(self) -> Flow[None]:

@@ -167,7 +167,7 @@ def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
     elif claim.needs_search is False:
         kept, reason = False, "The rewriter says that the claim needs no search."
     elif claim.kind == "question":
-        reason = "It is a sub-question of the question."
+        reason = "Sub-questions are not filtered."
     return JudgedClaim(claim=claim, kept=kept, reason=reason)
 
 

@@ -73,7 +73,7 @@ class ModelRewriter:
         proxy: The model. Without an adapter it should have at least 1B parameters.
         adapter: Folder or Hub id of a LoRA adapter trained on the paper's prompt; None for a prompt with
             examples.
-        tokens: Maximum length of the output, at least 1.
+        tokens: Maximum number of tokens of the output, at least 1.
     """
 
     def __init__(self, proxy: LanguageModel, *, adapter: str | None = None, tokens: int = 256) -> None:

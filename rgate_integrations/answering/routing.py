@@ -71,7 +71,7 @@ class RoutedInput:
         return self.outcome if isinstance(self.outcome, Decision) else self.screening
 
     def direct_threshold(self, decision: Decision) -> float | None:
-        """Return the P(known) from which the LLM answers whatever was found; None if the caller set no threshold."""
+        """Return the P(known) from which passages no longer matter; None if the caller set no threshold."""
         return None if self.threshold is None else decision.threshold
 
     @property
@@ -123,7 +123,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the judge's decisions or errors for some inputs' partial answers; without one, for the question."""
+        """Return the judge's decision or error for some inputs, by the partial answer, or else by the question."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
@@ -263,7 +263,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 yield from answer.cancel()
 
     def _compare(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """With look first, revise those of the gate's decisions that the passages may change."""
+        """With look first, revise the decisions that passages may change."""
         look = self.strategy.look_first
         inputs = [item for item in inputs if needs_passages(item.outcome)]
         if look is None or not inputs:
@@ -308,7 +308,7 @@ class RoutedCall(ABC, Generic[_Input]):
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit an input's decision; if it retrieves, wait for any search, whose exception, if any, is the outcome."""
+        """Emit an input's decision. If it retrieves, wait for any search; the outcome is its error, if it failed."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)
@@ -320,7 +320,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = item.passages
 
     def _begin_search(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Start the call's only search; if decisions say where to search, only for inputs that have a decision."""
+        """Start the search, once per call; if decisions say where to search, only for inputs that have a decision."""
         if self.strategy.chooses_corpus:
             inputs = [item for item in inputs if item.latest_decision is not None]
         if self.search_task is None and inputs:

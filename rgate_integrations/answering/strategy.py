@@ -23,7 +23,7 @@ class Strategy:
             first.
         question_gate: The gate that screens questions before an answer starts; with None, answer first starts
             every answer.
-        made_for: The gate for which the other two were made, if they only fit that one.
+        made_for: The gate for which ``judge`` and ``question_gate`` were made, if they fit only that one.
         chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
         llm_thinks: Whether the direct arm's LLM sent thoughts before an answer in an earlier call with this object.
             If so, only the question is judged, not a partial answer.
@@ -47,10 +47,10 @@ class Strategy:
         look_first: bool | LookFirst,
         chooses_corpus: bool,
     ) -> Self:
-        """Return the strategy for an adapter's options.
+        """Return the strategy for the options of a router or query engine.
 
         Args:
-            gate: The adapter's gate.
+            gate: Its gate.
             adapt: Adjusts each gate of answer first to the answering LLM; in LangChain, also makes it a runnable.
             answer_first: See `AnswerFirst`.
             look_first: See `LookFirst`.

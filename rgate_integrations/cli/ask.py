@@ -220,7 +220,7 @@ def _read_requests(
 
 
 def _as_json(question: object, decision: Decision) -> dict[str, Any]:
-    """Return a decision, or its error, as JSON values; ``question`` is in its original form."""
+    """Return a decision, or its error, as JSON values, with the question as the user wrote it."""
     if decision.error is not None:
         return {"question": question, "retrieve": True, "error": decision.error.model_dump()}
     fields: dict[str, Any] = decision.model_dump(mode="json", exclude={"draft", "error"})

@@ -33,7 +33,7 @@ _EXTRAS = {
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices, cache and models, and how to get missing parts. Get only what you use."""
+    """Report versions, devices, cache and models, and how to get missing parts. You need only the parts you use."""
     say_table(("name", "state", "remedy"), list(_examine()), as_json=as_json)
 
 

@@ -124,7 +124,7 @@ def _make_gateway(
 
     Raises:
         ConfigurationError: An option of the gateway is set without an upstream, the upstream's URL is
-            invalid, or the options do not suit each other, see `Gateway`.
+            invalid, or `Gateway` rejects the options.
     """
     from rgate_integrations.serving.gateway import Gateway
     from rgate_integrations.serving.upstream import Upstream
@@ -155,8 +155,8 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
     """Return the unnamed index, the named ones by name, the object MODULE:OBJECT, or None if there is none.
 
     Raises:
-        ConfigurationError: Several indexes share a name or lack one, there are indexes and an object, or the object
-            cannot be imported or cannot search.
+        ConfigurationError: Several indexes share a name or lack one, both indexes and an object were given, or the
+            object cannot be imported or cannot search.
     """
     if name is not None:
         if indexes:

@@ -198,7 +198,7 @@ def _find_answer_key(chunk: Mapping[str, Any]) -> str | None:
 
 
 def merge_chunks(chunks: Sequence[Any], *, cumulative: bool) -> Any:
-    """Return what the arm would have returned if it had been invoked, merged from chunks; None without chunks.
+    """Merge the chunks of an arm into what its ``invoke`` would have returned; None without chunks.
 
     Lists are added up, unless a ``cumulative`` parser such as LangChain's `JsonOutputParser` sends the whole list
     again in each chunk. Of other objects, the last chunk counts.

@@ -74,7 +74,7 @@ class GenerationCancelled(asyncio.CancelledError):
 
 @contextmanager
 def inherited_config(config: RunnableConfig | None) -> Iterator[None]:
-    """Set the config that runnables inherit from, which would otherwise be the router's, with all its handlers.
+    """In the ``with`` block, set the config that runnables inherit; otherwise it is the router's, with all handlers.
 
     A binding, such as that of ``with_config`` or ``with_retry``, merges the callbacks that it inherits into those of
     its call, so the listeners would be back.
@@ -259,10 +259,10 @@ class CancellableTracer:
 def split_handlers(
     manager: Any, cancellation: dict[str, Any]
 ) -> tuple[list[CancellableTracer], list[BaseCallbackHandler]]:
-    """Return the tracers of a callback manager, wrapped, and its listeners; see the module."""
+    """Return the tracers of a callback manager, wrapped, and its listeners; the module explains both."""
     tracers = []
     listeners = []
-    # They stay out of both lists, because LangChain adds them to every run that lacks them.
+    # Hooks stay out of both lists, because LangChain adds them to every run that lacks them.
     hooked = [variable.get() for variable, *_ in _configure_hooks]
     for handler in manager.handlers:
         # The handler of ``astream_log`` is a tracer, but it shows runs to a user.

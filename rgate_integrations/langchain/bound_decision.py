@@ -40,7 +40,7 @@ def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> flo
 # LangChain and LangGraph leave keys that begin with two underscores out of traces and checkpoints.
 DECISION_KEY = "__rgate_decided"
 AHEAD_KEY = "__rgate_ahead"
-"""Key of a decision to search, which only a component that searches takes, while a router searches ahead."""
+"""Key of the decision to search that a router binds while it searches ahead; only components that search read it."""
 
 
 def bind_decision(
@@ -57,7 +57,7 @@ def bind_decision(
         config: The config.
         gate: The gate that decided.
         value: The input.
-        decision: The decision; None for one to search for the question, before the gate has decided.
+        decision: The decision; None, before the gate has decided, binds a decision to search for the question.
         key: `DECISION_KEY`, or `AHEAD_KEY`.
     """
     # Unwrap the user's bindings and chains: a guarded retriever in an arm compares the gate itself with its own.
@@ -67,7 +67,7 @@ def bind_decision(
     # The gate may be the user's own runnable, which reads inputs in its own way.
     with contextlib.suppress(InvalidQuestionError):
         turn = parse_question(value, getattr(gate, "input_key", None))
-        # Before a decision, nobody knows the standalone question of a follow-up that the gate will condense.
+        # Before a decision, the standalone question of a follow-up that the gate will condense is unknown.
         if decision is not None or not turn.history or getattr(gate, "condense", None) is None:
             question = turn.question
     bound = BoundDecision(
@@ -88,7 +88,7 @@ def read_bound(config: RunnableConfig) -> BoundDecision | None:
 
 
 def searching(config: RunnableConfig) -> RunnableConfig:
-    """Return a config for the gate of a component that searches: while a router searches ahead, it says to search."""
+    """Return the config for a component's gate, with the router's decision to search if a router searches ahead."""
     bound = config.get("configurable", {}).get(AHEAD_KEY)
     rebound = {**config.get("configurable", {}), DECISION_KEY: bound}
     return config if bound is None else {**config, "configurable": rebound}

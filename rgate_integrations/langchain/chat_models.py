@@ -108,8 +108,8 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
 def get_llm_name(arm: Runnable[Any, Any]) -> str:
     """Return the name of the LLM that answers in an arm; with several, such as fallbacks, the least capable one.
 
-    Empty if the arm has no model, or if one has no name and the others are more capable than the LLM that the
-    gate assumes for an empty name.
+    Empty if the arm has no model. A model without a name counts as the LLM that the gate assumes for an empty
+    name; if that one is the least capable, the result is empty, too.
     """
     names = _llm_names(arm, {})
     return least_capable(names) if names else ""

@@ -67,6 +67,9 @@ def _compile(condition: Any, *, has_key: bool, depth: int) -> _Condition:
         condition: The condition.
         has_key: Whether the condition tests the value of a key; if not, it tests the metadata as a whole.
         depth: How many levels of conditions are still allowed, including this one.
+
+    Raises:
+        ConfigurationError: See `as_predicate`.
     """
     if depth == 0:
         raise ConfigurationError(

@@ -162,7 +162,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def origin(self) -> Decider:
-        """The decider before its adjustment to ``llm`` or an arm's LLM; copies made by `for_arm` share it."""
+        """The wrapped gate before its adjustment to ``llm`` or an arm's LLM; copies made by `for_arm` share it."""
         return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
@@ -186,9 +186,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return str | dict[str, Any] | list[AnyMessage]
 
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
-        """Decide for a batch in one call of the gate; an input without a question gets its own error.
+        """Decide for a batch in one call of the gate.
 
-        So does an input whose decision fails, if the gate has ``on_error="raise"``.
+        An input without a question gets an error as its result. So does an input whose decision fails, if the gate
+        has ``on_error="raise"``.
 
         A router passes ``drafts``, one per input: a draft to judge, None, or the error if writing it failed.
 
@@ -221,7 +222,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Return the call for an input; with ``reuse``, a bound decision that it would only repeat is its result."""
+        """Return the call for an input; with ``reuse``, its result is a bound decision that the gate would repeat."""
         call = GateCall.read(single, self.input_key)
         call.threshold = read_threshold(self, single.config)
         bound = read_bound(single.config)
@@ -299,7 +300,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return type(self)(**{**dict(self), "gate": self.origin, "corpus": profile_searched(searched)})
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
-        """Return a runnable for a decider, which reads inputs as this gate does but writes no drafts."""
+        """Return a runnable for a decider; it reads inputs as this gate does, but writes no drafts."""
         return RetrievalGate(
             gate.for_llm(self.llm_name),  # a gate passed as question_gate= is not adjusted to it yet
             threshold=self.threshold,

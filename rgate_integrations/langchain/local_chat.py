@@ -40,8 +40,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     Raises:
         ConfigurationError: Raised by a call: a message has an unknown type or content other than text, an
-            option is unknown, the prompt fills the model's context, ``layers`` names one that does not exist, or
-            the model's chat template is missing or rejects the messages.
+            option is unknown, the prompt fills the model's context, ``layers`` names a layer that does not exist,
+            or the model's chat template is missing or rejects the messages.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat

@@ -129,7 +129,11 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return {"retrieval_decision": decision, "retrieval_decisions": {self.name: decision}}
 
     def _visible_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        """Return a request with the tools that the model may see."""
+        """Return a request with the tools that the model may see.
+
+        Raises:
+            UnknownNameError: The agent lacks a tool that is named in ``tools``.
+        """
         names: set[str] = set().union(*map(_names, request.tools))
         # Each name is checked only once, since another middleware may remove a tool later.
         self._unchecked -= names

@@ -63,7 +63,7 @@ def check_decision(result: Any) -> Decision | Exception:
 
 
 def emit_searched(single: Run, result: Any) -> Flow[Any]:
-    """Emit a decision unless a router did, and return it; return an exception for a failed input or empty question.
+    """Return a gate's decision, and emit it unless a router did; return the error of a failed or empty input.
 
     Raises:
         ConfigurationError: The gate returned something other than a decision.

@@ -68,8 +68,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Args:
         gate: A `RetrievalGate`, or any runnable from a question to a `Decision`. The same gate inside an arm
-            reuses the decision. While the arm searches before there is one, a retriever that this gate guards
-            searches for every question.
+            reuses the decision. While the arm searches before there is a decision, a retriever that this gate
+            guards searches for every question.
         retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
@@ -113,7 +113,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         )
         if self.strategy.answer_first is not None and self.strategy.made_for not in (None, gate):
             raise ConfigurationError(
-                "A call's own gate would not judge the answer that begins: answer_first= keeps the chain's gates.",
+                "A call's config cannot replace the gate of a router with answer_first=, whose own gates judge.",
                 hint="Make one chain per gate with route(...), and choose a chain per call.",
             )
         # Made once, because the direct arm remembers what its LLM refuses. An unsuitable retrieve arm raises here.
@@ -179,8 +179,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
         """Decide, then run each arm on its share; with answer first, ``max_concurrency`` inputs at a time.
 
-        Without ``max_concurrency``, it is as many as in LangChain's own batches: in threads as many as its executor
-        has, on the event loop all.
+        Without ``max_concurrency``, the number is that of LangChain's own batches: in a synchronous call, the number
+        of its executor's threads; in an asynchronous call, all inputs.
         """
         size = len(runs)
         if self.strategy.answer_first is not None and size > 1:

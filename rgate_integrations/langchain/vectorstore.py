@@ -122,7 +122,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Return a new store with texts and their vectors, which are not embedded again; see `from_texts`."""
+        """Return a new store with texts and their vectors, without embedding the texts; see `from_texts`."""
         store = cls(embedding, **kwargs)
         pairs = list(text_embeddings)
         vectors = [vector for _, vector in pairs]
@@ -136,7 +136,7 @@ class FaissVectorStore(VectorStore):
         ids: Sequence[Any] | None,
         vectors: Any = None,
     ) -> list[str]:
-        """Write texts, with their vectors if given, and return their ids. For duplicate ids, the last text wins."""
+        """Write texts, with their vectors if given, and return their ids; see `add_texts`."""
         metadatas = [{}] * len(texts) if metadatas is None else metadatas
         ids = [None] * len(texts) if ids is None else ids
         if not len(ids) == len(metadatas) == len(texts):
@@ -264,7 +264,7 @@ class FaissVectorStore(VectorStore):
 
 
 def _search(index: PassageIndex, vector: Any, k: int, filter: Filter | None) -> Scored:
-    """Return at most ``k`` documents that pass a filter, nearest to a vector first, shape (1, dimension)."""
+    """Return at most ``k`` documents that pass a filter, nearest first; ``vector`` has shape (1, dimension)."""
     passes = as_predicate(filter)
     count = k
     while True:

@@ -41,7 +41,7 @@ class ClaimFusionRetriever(FlowRetriever):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate or a number is invalid, or ``retrievers`` has something else, such as an index.
+        ConfigurationError: The gate or a number is invalid, or one of ``retrievers`` is not a retriever.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
     """
@@ -131,7 +131,7 @@ class ClaimQueryEngine(TransformQueryEngine):
 
 
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
-    """Return the queries for a question and the claims of its draft, written unless it came with the request."""
+    """Return the queries for a question and the claims of its draft; write one only if the request has none."""
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:
         decision = inherited.decision

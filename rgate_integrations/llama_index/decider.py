@@ -109,8 +109,8 @@ def read_bound(bundle: QueryBundle) -> QueryDecision | None:
 class QueryDecider:
     """Decides about one question, once per request.
 
-    It reuses a decision that came with the request if that was made by the same gate, with this decider's
-    drafting LLM and threshold, if it has any. If only the gate or threshold differs, it reuses the draft.
+    It reuses a decision that came with the request if the same gate made it, with this decider's drafting LLM
+    and threshold, if any. If only the gate or threshold differs, it reuses the draft.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.

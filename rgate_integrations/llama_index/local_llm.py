@@ -56,8 +56,8 @@ class LocalLLM(LLM, GenerationOptions):
 
     Raises:
         ConfigurationError: Raised by a call: a message has content other than text, an option is unknown,
-            ``layers`` names one that does not exist, the model has no chat template or the template rejects the
-            conversation, or the prompt fills the model's context.
+            ``layers`` names a layer that does not exist, the model has no chat template or the template rejects
+            the conversation, or the prompt fills the model's context.
 
     Example:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM

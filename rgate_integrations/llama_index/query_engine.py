@@ -74,8 +74,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             a profile of the passages in your index.
 
     Raises:
-        ConfigurationError: The gate or an option is invalid, an engine is something else, such as an index, or the
-            names of retrievers and corpora differ. With ``look_first`` or `AnswerFirst.prefetch`: the engine has
+        ConfigurationError: The gate or an option is invalid, an engine is not a query engine, or the names
+            of retrievers and corpora differ. With ``look_first`` or `AnswerFirst.prefetch`: the engine has
             no ``retriever`` or ``synthesize``, or the retriever has a gate. With ``answer_first``: the gate only
             reads the question. With ``corpus=True``: the passages cannot be read.
         UnknownNameError: No gate has that name.

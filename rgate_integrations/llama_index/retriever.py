@@ -63,7 +63,7 @@ class CorpusRetriever(FlowRetriever):
         parts: The retrievers, by the names of their corpora.
 
     Raises:
-        ConfigurationError: ``parts`` is empty, or has something else than retrievers, such as an index.
+        ConfigurationError: ``parts`` is empty, or one of them is not a retriever.
     """
 
     def __init__(self, parts: Mapping[str, BaseRetriever]) -> None:
@@ -158,8 +158,8 @@ class GatedRetriever(Gated, FlowRetriever):
             profile of the passages in your index.
 
     Raises:
-        ConfigurationError: The gate or an option is invalid, ``retriever`` is something else, such as an index, the
-            names of retrievers and corpora differ, or with ``corpus=True`` the passages cannot be read.
+        ConfigurationError: The gate or an option is invalid, ``retriever`` is not a retriever, the names of
+            retrievers and corpora differ, or with ``corpus=True`` the passages cannot be read.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
         DownloadError: With ``corpus=True``, the encoder could not be downloaded.

@@ -38,8 +38,8 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
 
     Raises:
         ConfigurationError: The gate or an option is invalid, such as ``corpus=True``: a selector has no
-            passages. With several corpora: a list in ``retrieve`` has other names than these. Raised by a
-            selection: ``direct`` or ``retrieve`` names an unknown tool.
+            passages. With several corpora: ``retrieve`` is a list, and its names differ from theirs. Raised by
+            a selection: ``direct`` or ``retrieve`` names an unknown tool.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
         ProfileError: The profile of a corpus cannot be read.

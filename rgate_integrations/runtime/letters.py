@@ -1,6 +1,6 @@
 """Converts text to plain letters for models, and detects encoded text.
 
-Compatibility forms are folded, and invisible characters and runs of emoji are dropped.
+Full-width, bold and similar letters become plain ones; invisible characters and runs of emoji are dropped.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Segmented:
 def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[str]:
     r"""Return the segments of a text in order, with runs of white space replaced by one space.
 
-    A segment has at most 60 words. A full stop after an abbreviation does not end the segment. By
+    A segment is a sentence or a line, and has at most 60 words. A full stop after an abbreviation does not end it. By
     default, any capitalised word of up to three letters counts as an abbreviation: in a request, one segment
     too many costs more than one too few.
 
@@ -107,8 +107,8 @@ def count_words(text: str) -> int:
 def layout(text: str) -> Float32Array:
     """Return features of the layout and appearance of each segment, shape (segments, 11).
 
-    They distinguish pasted material, which comes in blocks of lines, from a question. The columns are: number of
-    lines of its paragraph and of segments of its line (logarithms), whether it is the first, whether it is the
+    They distinguish pasted material, which comes in blocks of lines, from a question. For a segment, they are: number
+    of lines of its paragraph and of segments of its line (logarithms), whether it is the first, whether it is the
     last, whether it ends in a question mark, number of words (logarithm), share of letters and spaces, whether it
     begins with a capital, whether it begins with a non-letter, number of all segments (logarithm), and whether its
     paragraph is a single line.

@@ -83,7 +83,9 @@ def reset_after_fork(owner: ForkAware) -> None:
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread. If `close_at_exit` was ever called, the process waits up to 2 s in all for such threads.
+    """Start a daemon thread.
+
+    If `close_at_exit` was ever called, the process waits for such threads when it ends, up to 2 s in all.
 
     Raises:
         RuntimeError: The system cannot start another thread now.

@@ -25,7 +25,7 @@ _MAX_WORDS_BEFORE = 40  # with more words before the first turn, the text is a p
 def split_transcript(text: str) -> list[tuple[str, str]] | None:
     r"""Split a conversation that ends with an unanswered user message into turns; None for any other text.
 
-    System turns, and words before the first turn, are left out; more than 40 words there give None. Unless
+    System turns, and up to 40 words before the first turn, are left out; more words there give None. Unless
     the text ends with an empty assistant turn, it must contain an assistant's answer, and no words before the
     first turn, because these may be a task about the transcript.
 

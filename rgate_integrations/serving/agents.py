@@ -73,7 +73,7 @@ class Advisor:
         )
 
     async def search_queries(self, question: str, draft: str = "") -> list[str]:
-        """Return what to search for, given a question and perhaps a partial answer; empty if nothing."""
+        """Return what to search for, given a question and perhaps a partial answer; empty if no search is needed."""
         decisions = await arun(self._gate.flow([read_item(question, draft=draft or None)]))
         (plan,) = await arun(plan_queries_flow(decisions))
         return plan.texts

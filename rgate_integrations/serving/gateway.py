@@ -107,12 +107,13 @@ class Gateway:
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and not retrievers:
             raise ConfigurationError(
-                "Looking first and prefetching need a retriever.",
+                "look_first= (--look-first) and AnswerFirst.prefetch need a retriever.",
                 hint="Pass retriever= (--index or --retriever).",
             )
         if partial_answers is not None and service.gates().answer is None:
             raise ConfigurationError(
-                "The gate cannot judge a partial answer, and has no gate for that.",
+                "answer_first= (--answer-first) needs a gate that judges partial answers, and this one only reads "
+                "questions.",
                 hint="Omit answer_first= (--answer-first), or use the default gate.",
             )
         self.service = service

@@ -94,9 +94,8 @@ _MESSAGES = TypeAdapter(list[OnErrorOmit[TextMessage]])
 def parse_question(state: object) -> UserTurn | None:
     """Return the question and the turns before it; None if there is no question.
 
-    The state is a text, a list of messages, or an object with the key ``question``, or else ``messages``.
-
-    In a list of messages, the last message is the question, if it is from the user and has text.
+    ``state`` is a text, a list of messages, or an object with one of these under ``question`` or else
+    ``messages``. In a list, the last message is the question, if it is from the user and has text.
     """
     if isinstance(state, Mapping):
         state = state.get("question", state.get("messages"))

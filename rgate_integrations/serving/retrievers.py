@@ -112,7 +112,7 @@ def _has(source: Any, method: str) -> bool:
 
 
 def _takes_k(function: Callable[..., Any]) -> bool:
-    """Return whether a function has, after the query, a positional parameter that is required or is ``k``."""
+    """Return whether a function takes ``k``: after the query, it has a positional parameter, required or named so."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (ValueError, TypeError):  # some functions in C have no signature

@@ -99,7 +99,7 @@ def make_server(
 def protect(
     app: ASGIApp, *, token: str = "", allow_origins: Collection[str] = (), patience: float = _PATIENCE
 ) -> ASGIApp:
-    """Return an application that checks tokens, origins, and the size and arrival time of bodies first.
+    """Wrap an application, to check the token, the origin, and the size and arrival time of the body first.
 
     It runs on any ASGI server, which has to check host names and limit headers itself. Unlike `make_server`, it
     does not refuse a public address without a token.

@@ -171,7 +171,7 @@ class DecisionService:
 
     @contextmanager
     def counting(self, questions: int) -> Iterator[list[Decision]]:
-        """Reserve places in the queue, yield a list, and count and log the decisions that the caller adds.
+        """Reserve places in the queue, yield a list, and count and log the decisions that the caller adds to it.
 
         Raises:
             QueueFullError: The queue has too few free places.

@@ -39,7 +39,7 @@ _CAN_ASK = (
     'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between "retrieve" and "direct".'
 )
 _STATE_IS = (
-    'Send the question, an object with "question" or "messages", or a list of messages that the user ends.'
+    'Send the question, an object with "question" or "messages", or a list of messages, the last by the user.'
 )
 
 LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
@@ -65,7 +65,7 @@ class DecideItem(BaseModel):
 class DecideRequest(BaseModel):
     """Questions to decide about, with or without context.
 
-    ``llm`` names the LLM whose knowledge is judged. If the client detected that name instead of being given it,
+    ``llm`` names the LLM whose knowledge is judged. If no user gave this name and the client detected it,
     ``llm_name_source`` says where; the name that the server was started with then takes precedence.
     """
 

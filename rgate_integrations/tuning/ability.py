@@ -115,7 +115,7 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
     """Return how a gate's signal ``known`` depends on the LLM's ability.
 
     Args:
-        gate: A gate with heads, such as the default one.
+        gate: A gate with the signal ``known`` and the option ``margin``, such as the default one.
         questions: The questions.
 
     Returns:

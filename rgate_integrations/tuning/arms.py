@@ -192,7 +192,7 @@ def read_answer(answer: Any) -> Draft:
 
 
 def describe_thinking(arm: Arm, drafts: Sequence[Draft]) -> str:
-    """Return a suffix for an LLM's name: how much it thought, or that it was told not to; may be empty."""
+    """Return a suffix for an LLM's name: how much it thought, or that thinking was off; may be empty."""
     tokens = [draft.thinking_tokens for draft in drafts]
     # Report what the LLM did, because it may think even if it was told not to.
     if any(tokens):

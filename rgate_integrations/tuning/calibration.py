@@ -82,7 +82,12 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the highest threshold that meets the budget at that confidence; 0 if there is none.
+        """Return the highest threshold that meets the budget with the given confidence; 0 if there is none.
+
+        Args:
+            p: P(known) of each question, shape (n,).
+            closed_book: Unused; see `MaxLoss.choose`.
+            rag: Unused; see `MaxLoss.choose`.
 
         Raises:
             MissingDependencyError: SciPy is not installed.
@@ -140,7 +145,13 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the lowest threshold that meets the bound at that confidence; `ALWAYS` if there is none."""
+        """Return the lowest threshold that meets the bound with the given confidence; `ALWAYS` if there is none.
+
+        Args:
+            p: P(known) of each question, shape (n,).
+            closed_book: Whether each answer without retrieval is right, shape (n,).
+            rag: Whether each answer with retrieval is right, shape (n,).
+        """
         n, level = len(p), 1 - self.confidence
         # Betting needs a random order, and a file may be sorted.
         order = np.random.default_rng(0).permutation(n)
@@ -203,8 +214,8 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     """Return a valid p-value for "the mean of the losses is above ``bound``".
 
     The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so
-    the inverse of its maximum is a p-value (Ville's inequality). The bets are the predictable plug-in of the
-    paper that `MaxLoss` cites.
+    the inverse of its maximum is a p-value (Ville's inequality). The bets are the "predictable plug-in" ones
+    of the paper that `MaxLoss` cites.
 
     Args:
         losses: Losses in [-1, 1], in random order, shape (n,).
@@ -317,9 +328,9 @@ def calibrate(
 
 
 def _check_savable(gate: DecisionEngine) -> None:
-    """Check that the calibrated gate can be saved and loaded; raises the `ConfigurationError` of `calibrate`."""
+    """Raise a `ConfigurationError` if the calibrated gate could not be saved, or loaded again."""
     if gate.corpora:
-        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add it afterwards.")
+        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add the corpus later.")
     if asks_server(gate.gate):
         raise ConfigurationError(
             "A gate that asks a server cannot be calibrated, because no saved gate may ask one.",
@@ -328,7 +339,7 @@ def _check_savable(gate: DecisionEngine) -> None:
 
 
 def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:
-    """Return the fingerprint of the gate's proxy; empty, without loading it, if no model read a question."""
+    """Return the fingerprint of the gate's proxy; if no model read a question, return "" and load no proxy."""
     has_read = any(decision.cost.model_calls for decision in decisions)
     may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     return gate.get_proxy().fingerprint if has_read and may_read else ""

@@ -128,8 +128,8 @@ class Answers:
                 continue
             if earlier is not None and any(answered_by == name for answered_by, _ in self._answers):
                 raise ConfigurationError(
-                    f"The answers of {name!r} in {str(self.path)!r} were made with {earlier}, but its "
-                    f"settings are now {facts}.",
+                    f"The answers of arm {name!r} in {str(self.path)!r} were made with {earlier}, but the "
+                    f"arm's settings are now {facts}.",
                     hint="Use the earlier settings, or another output path: answers must not be mixed.",
                 )
             self._made_with[name] = facts

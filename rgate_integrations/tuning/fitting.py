@@ -197,7 +197,7 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 
 
 def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
-    """Return a sentence that says how many such questions the guarantee needs, estimated by resampling."""
+    """Return a sentence on how many questions the guarantee would need, estimated by resampling these questions."""
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
         n = factor * len(p)
@@ -359,7 +359,7 @@ def crossfit(table: Table, seed: int) -> Float64Array:
 
 
 def _fit(table: Table, strength: float, head_strength: float) -> Correction:
-    """Fit with these two shrinkages; the features are standardised for the fit."""
+    """Fit a correction, with a shrinkage for the components and one for the features, which are standardised."""
     components, features = table.states.shape[1], table.features.shape[1]
     # The prior is the offset, so with all weights at 0 the gate equals the prior.
     penalty = np.array([_SLOPE, *[strength] * components, *[head_strength] * features, _INTERCEPT])

@@ -59,6 +59,7 @@ def train_probe(
         DataFormatError: All labels are the same, a label has fewer questions than there are folds, or a
             recorded draft is missing.
         EvidenceError: The proxy should write drafts, but cannot generate text.
+        ServerError: The proxy failed to write a draft.
         MissingDependencyError: scikit-learn is not installed.
     """
     folds = options.folds

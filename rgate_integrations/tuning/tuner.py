@@ -55,8 +55,8 @@ class TuneOptions:
         num_samples: Number of additional answers per question without retrieval, sampled at temperature 1, at least
             0. The gates are fitted to the share of right samples (KBM, section 2.2). Needs a model as ``direct``.
         seed: Seed of the drawn questions and of the fit; the samples do not depend on it.
-        init_from: The gate to start from (the prior), which must have heads or a probe: a shipped gate's
-            name, a folder, or a Hub id.
+        init_from: The gate to start from (the prior), with the method ``"heads"``, as the default gate, or
+            ``"probe"``: a shipped gate's name, a folder, or a Hub id.
         proxy: The proxy model, instead of the prior's own.
         corpus: The corpora whose coverage the report shows, see `load_gate`. The fit does not depend on them,
             so pass the same corpora to `load_gate` later.
@@ -155,7 +155,7 @@ def tune(
     Raises:
         ConfigurationError: ``out`` exists or holds ``questions``, an arm cannot answer, or kept answers do not fit.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all have the same.
-        ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
+        ModelLoadError: The prior cannot be read, or has another method than ``"heads"`` or ``"probe"``.
         RGateError: The prior could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
