@@ -103,7 +103,8 @@ def test_a_retriever_tool_tells_the_agent_of_a_known_question(search):
 def test_unknown_claims_are_searched_beside_the_question(search, call):
     judge = Judge(draft=DRAFT)
     found = call(RetrievalGate(judge).guard(search, filter_claims=True), "Who is unknown Ada?")
-    assert search.queries == ["Who is unknown Ada?", "unknown Ada wrote programs"]
+    asked = ["Who is unknown Ada?", "unknown Ada wrote programs"]
+    assert sorted(search.queries) == asked, "they are searched at once, in any order"
     assert texts(found).count("shared") == 1
     metadata = {d.page_content: tuple(d.metadata.values()) for d in found}
     assert metadata["about Who is unknown Ada?"] == ("Who is unknown Ada?", None, 1)
@@ -112,14 +113,15 @@ def test_unknown_claims_are_searched_beside_the_question(search, call):
     assert list(found[0].metadata) == ["rgate_query", "rgate_claim", "rgate_rank"]
     assert judge.calls == [["Who is unknown Ada?"], CLAIMS]
     call(RetrievalGate(judge).guard(search), "Who is unknown Ada?")
-    assert (search.queries[3:], judge.calls[3:]) == (CLAIMS, []), "by default all claims are searched"
+    assert sorted(search.queries[2:]) == sorted([asked[0], *CLAIMS]), "by default all claims are searched"
+    assert judge.calls[3:] == []
 
 
 @each(INVOKES)
 def test_claims_are_judged_by_the_threshold_of_the_gate_in_the_chain(search, call):
     guarded = RetrievalGate(Judge(draft=DRAFT), threshold=0.9).guard(search, filter_claims=True)
     call(guarded, "Who is unknown Ada?")
-    assert sorted(search.queries) == sorted(["Who is unknown Ada?", *CLAIMS]), "they are searched at once"
+    assert sorted(search.queries) == sorted(["Who is unknown Ada?", *CLAIMS])
 
 
 @each(BATCHES)
