@@ -113,7 +113,7 @@ class Draft(Frozen):
 
     Raises:
         ValueError: A field is invalid, such as a log-probability above 0, or `logprobs` and `tokens` differ
-            in number.
+            in length.
     """
 
     text: Text
@@ -222,7 +222,7 @@ class Failure(Frozen):
 
 
 class PartialAnswerInfo(Frozen):
-    """What a decision with answer first held back, and how long it took; all times are in milliseconds.
+    """What a decision on the LLM's first words (answer first) held back, and how long it took, in milliseconds.
 
     Attributes:
         tokens_held: Tokens held back until the decision; 0 if the question alone decided.
@@ -369,7 +369,7 @@ class Decision(Frozen):
         cost: What the decision cost.
         error: Why the question could not be judged; the decision then retrieves. None if it was judged.
         warnings: Problems that did not stop the gate, such as a truncated question.
-        partial_answer: Tokens and times of answer first; None without it.
+        partial_answer: What answer first held back, and how long it took; None without answer first.
         signals: Probabilities in [0, 1] behind `p_known`, by name; empty for most gates.
         p_helps: Probability in [0, 1] that the LLM answers correctly with the passages found; None if none
             were judged.

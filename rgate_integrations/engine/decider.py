@@ -170,7 +170,7 @@ class Decider(ABC):
         return outcomes
 
     def outcomes(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision | Exception]]:
-        """Do what `flow` does, but return an error that it would raise in the place of its question's decision.
+        """Do what `flow` does, but return each error instead of raising it, in the place of its question's decision.
 
         Raises:
             ConfigurationError: ``items`` is a single question, not a list.

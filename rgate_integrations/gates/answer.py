@@ -25,6 +25,8 @@ class AnswerGate(Gate):
         logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the partial answer)
         w = weight * P(answerable if known) / (P(answerable if known) + P(always answerable))
 
+    where a question about a fact is *answerable if known*, and a task such as the letter *always answerable*.
+
     ``"answer:QUESTION,ANSWER"`` names the two gates, each of which has its own proxy.
 
     Attributes:

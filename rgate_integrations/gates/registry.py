@@ -1,4 +1,4 @@
-"""Gates by name, folder, URL or config."""
+"""Makes gates from a name, folder, URL or config."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
 
 
 def asks_server(gate: Gate) -> bool:
-    """Return whether a gate, or one inside it, asks a decision server, so that a saved one would be refused."""
+    """Return whether a gate, or one inside it, asks a decision server, which a saved gate must not do."""
     return any(
         isinstance(spec, ScoreSpec) and spec.gate.name == "remote" for spec in expand_specs([ScoreSpec(gate)])
     )

@@ -62,8 +62,9 @@ class RequestOptions:
             or not isinstance(self.extra, Mapping)
         ):
             raise ConfigurationError(
-                f"think={self.think!r} must be one of {', '.join(get_args(Think))}, "
-                f"thinking_tokens={self.thinking_tokens!r} must be at least 0, and extra must be a mapping."
+                f"think={self.think!r} must be one of {', '.join(get_args(Think))}; "
+                f"thinking_tokens={self.thinking_tokens!r} must be at least 0; "
+                f"extra must be a mapping, and is of type {type(self.extra).__name__}."
             )
 
     @property

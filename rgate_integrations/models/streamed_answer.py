@@ -1,4 +1,4 @@
-"""An answer of a local model, generated token by token as it is read, whose hidden states a gate can use.
+"""An answer of a local model, generated token by token as the caller reads it; a gate can use its hidden states.
 
 torch is imported only where it is used, so that framework adapters can be imported without it.
 """

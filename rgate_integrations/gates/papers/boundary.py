@@ -86,7 +86,7 @@ class BoundaryGate(AdapterGate):
     def _check_adapter(self) -> Self:
         if self.label == "accuracy" and self.adapter is None:
             raise ConfigurationError(
-                "The accuracy label needs an adapter: it comes from gold answers, which a new question lacks.",
+                "label='accuracy' needs an adapter, because a new question has no gold answers to compute it from.",
                 hint='Pass a trained adapter, or use label="certainty".',
             )
         return self
