@@ -41,7 +41,7 @@ def valid_timeout(timeout: object) -> float | None:
 
 
 def valid_count(count: object, name: str) -> int:
-    """Return a count; raises a `ConfigurationError` with its name unless it is a whole number of at least 1."""
+    """Return a count as an int; raises a `ConfigurationError` that names it unless it is a whole number above 0."""
     if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
         raise ConfigurationError(f"{name} must be a whole number of at least 1, not {count!r}.")
     return int(count)
@@ -129,7 +129,7 @@ class Draft(Frozen):
 
     @classmethod
     def from_message(cls, message: Any, *, usage: Any = None, reason: Any = None, **fields: Any) -> Draft:
-        """Make a draft from the message of a server or framework; ``fields`` sets other fields.
+        """Return a draft made from the message of a server or framework; ``fields`` sets other fields.
 
         ``usage`` holds the server's token counts; ``reason`` is the finish reason, without which the draft counts as
         cut off.
@@ -210,7 +210,7 @@ class Failure(Frozen):
 
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:
-        """Describe an exception; never raises."""
+        """Return the description of an exception; never raises."""
         name = type(error).__name__
         # Other libraries' errors may have a message or hint of any type, or fail in __str__.
         message, hint = getattr(error, "message", ""), getattr(error, "hint", "")

@@ -72,7 +72,7 @@ class CorpusProfile:
         margin: Median nearness of its own sentences to its other passages, minus the baseline, clipped to
             [0.12, 0.4]; 0.22 if that cannot be measured, as for a description.
         source: What the profile was made from. A description gives a weaker profile than passages.
-        seen: Number of passages seen.
+        seen: Number of passages read, of which `codes` is a sample.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
     """
 
@@ -319,7 +319,7 @@ class CorpusProfile:
 
 
 class _Saved(Frozen):
-    """The JSON file of a profile."""
+    """The content of a saved profile's JSON file; see `CorpusProfile`."""
 
     format: int
     encoder: str

@@ -303,5 +303,5 @@ class BoundDecision:
         return is_same_llm and question.strip() in (self.question.strip(), self.decision.question.strip())
 
     def repeats(self, gate: Decider, threshold: float | None) -> bool:
-        """Return whether this gate, at this threshold, would only decide the same again."""
+        """Return whether this gate, at this threshold, would only make the same decision again."""
         return threshold in (None, self.threshold) and gate.decides_like(self.gate)

@@ -14,7 +14,7 @@ from rgate_integrations.runtime.flow import Call, Flow
 
 @runtime_checkable
 class GateLike(Protocol):
-    """A gate that adapters accept. These two methods are enough.
+    """A user's own gate, which adapters accept: any object with these two methods.
 
     Optional attributes declare more about it:
 

@@ -109,6 +109,6 @@ class AnswerGate(Gate):
         )
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy whose heads judge what this LLM knows, or the gate itself if these do not change."""
+        """Return a copy whose heads judge what this LLM knows, or the gate itself if the heads do not change."""
         question = self.question.for_llm(name, name_source)
         return self if question is self.question else self.replace(question=question)

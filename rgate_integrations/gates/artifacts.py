@@ -354,7 +354,7 @@ class HeadsArtifact(SavedGate):
     english_bias: Finite
 
     def __post_init__(self) -> None:
-        """Check that the heads of the first model match."""
+        """Check the shape of `english_weight`, and that `segments` and `in_context` have the same kinds."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
         if [kind.name for kind in self.in_context.kinds] != [kind.name for kind in self.segments.kinds]:
             raise ValueError("segments and in_context have different kinds")
@@ -368,8 +368,8 @@ class HeadsArtifact(SavedGate):
         """Return the probability of each of K kinds for each of n segments, shape (n, K).
 
         Args:
-            states: Pooled states, shape (n, L, H): the layers of `segments`, followed in context by
-                `context_layers`.
+            states: Pooled states, shape (n, L, H): the layers of `segments`, followed by `context_layers` if
+                ``in_context``.
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
             in_context: Whether the segments have neighbours or earlier turns.
         """

@@ -222,7 +222,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         )
 
     def depends_on_knowledge(self, score: Score) -> float:
-        """Return the share of P(the LLM can answer) that needs knowledge, in [0, 1]; 1 if it cannot answer.
+        """Return the share of P(the LLM can answer) that needs knowledge, in [0, 1]; 1 if that P is 0.
 
         Args:
             score: This gate's score of the request.

@@ -20,8 +20,8 @@ from rgate_integrations.prompts import answer_prompt
 class ProbeGate(TrainedGate):
     """A trained linear probe on pooled hidden states of a few layers (compare Azaria & Mitchell 2023).
 
-    P(known) is ``sigmoid(slope * (w · h + b) + intercept)``, where h are the pooled states of the artefact's layers.
-    Trained by ``rgate train --gate probe``. Some probes then combine this logit with the draft's
+    P(known) is ``sigmoid(slope * (w · h + b) + intercept)``, where h are the pooled states of the artefact's layers;
+    ``rgate train --gate probe`` trains w and b. Some probes then combine this logit with the draft's
     log-probabilities, if it has any; the reason says what was read.
 
     Attributes:

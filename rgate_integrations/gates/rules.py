@@ -101,7 +101,7 @@ class Rules:
 
     @property
     def stages(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Which of ``always`` and ``never`` are tried, by patterns and functions, before the examples, and which after.
+        """Which of ``always`` and ``never`` try their patterns and functions before the examples, and which after.
 
         If ``always`` has examples, the patterns and functions of ``never`` are tried after them, so that a
         request that matches both retrieves.

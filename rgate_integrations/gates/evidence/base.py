@@ -43,7 +43,7 @@ class Piece(Generic[_T]):
 
 
 class Drafter(Protocol):
-    """Writes the beginning of the answering LLM's answer. Any object with this method will do."""
+    """Writes the beginning of the answering LLM's answer. Any object with the method `draft` will do."""
 
     def draft(self, questions: Sequence[str], tokens: int) -> Sequence[Draft]:
         """Return a draft per question, of at most ``tokens`` tokens, with log-probabilities if known."""

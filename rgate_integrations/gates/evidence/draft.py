@@ -36,7 +36,7 @@ class DraftSpec(EvidenceSpec[Draft]):
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
-        """Take the callers' drafts, and write the others."""
+        """Return the callers' drafts, cut to ``tokens``, and write the missing ones."""
         unwritten = [evidence for evidence in context.evidence if evidence.request.draft is None]
         written = iter(self._write(context.part(unwritten)) if unwritten else ())
         pieces = []
