@@ -141,7 +141,7 @@ class CorpusGate(Gate):
         return None if inner is None else self.around(inner)
 
     def around(self, inner: Gate) -> Self:
-        """Return a copy around another inner gate, with that gate's threshold and proxy; itself if it is the same gate."""
+        """Return a copy around another inner gate, with that gate's threshold and proxy; itself if it is the same."""
         if inner is self.inner:
             return self
         return self.replace(inner=inner, threshold=inner.threshold, proxy=inner.proxy)

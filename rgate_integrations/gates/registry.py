@@ -153,7 +153,7 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     if asks_server(gate):
         # A folder from anywhere could send all questions to a stranger's server.
         raise ModelLoadError(
-            f"The saved gate {name!r} asks a server, which is not allowed.",
+            f"The saved gate {name!r} asks a server, which a saved gate must not do.",
             hint="Do not use this gate. If you trust the server, pass its URL to load_gate.",
         )
     check_prompts(gate, saved, name)

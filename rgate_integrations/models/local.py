@@ -76,7 +76,7 @@ class ModelLock:
     def check_open(self) -> None:
         """Raise RuntimeError if the process is ending."""
         if self.closed:
-            raise RuntimeError("The process is ending, and its models are closed.")
+            raise RuntimeError("The process is ending, so its models are closed. Use them before the end.")
 
     def close(self) -> None:
         """Refuse further use, and wait up to 10 seconds for the thread that holds the lock."""

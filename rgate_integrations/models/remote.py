@@ -390,5 +390,5 @@ class RemoteModel(LanguageModel):
             )
         raise EvidenceError(
             f"The server at {self.url} refused the request {message}",
-            hint="Fix what its message names, or check its log.",
+            hint="Fix what the message names, or check the server's log.",
         )
