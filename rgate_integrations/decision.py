@@ -41,7 +41,7 @@ def valid_timeout(timeout: object) -> float | None:
 
 
 def valid_count(count: object, name: str) -> int:
-    """Return a count; raises a `ConfigurationError` with its name unless it is a whole number of at least 1."""
+    """Return a count as an int; raises a `ConfigurationError` that names it unless it is a whole number above 0."""
     if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
         raise ConfigurationError(f"{name} must be a whole number of at least 1, not {count!r}.")
     return int(count)
@@ -113,7 +113,7 @@ class Draft(Frozen):
 
     Raises:
         ValueError: A field is invalid, such as a log-probability above 0, or `logprobs` and `tokens` differ
-            in number.
+            in length.
     """
 
     text: Text
@@ -129,7 +129,7 @@ class Draft(Frozen):
 
     @classmethod
     def from_message(cls, message: Any, *, usage: Any = None, reason: Any = None, **fields: Any) -> Draft:
-        """Make a draft from the message of a server or framework; ``fields`` sets other fields.
+        """Return a draft made from the message of a server or framework; ``fields`` sets other fields.
 
         ``usage`` holds the server's token counts; ``reason`` is the finish reason, without which the draft counts as
         cut off.
@@ -210,7 +210,7 @@ class Failure(Frozen):
 
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:
-        """Describe an exception; never raises."""
+        """Return the description of an exception; never raises."""
         name = type(error).__name__
         # Other libraries' errors may have a message or hint of any type, or fail in __str__.
         message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
@@ -222,7 +222,7 @@ class Failure(Frozen):
 
 
 class PartialAnswerInfo(Frozen):
-    """What a decision with answer first held back, and how long it took; all times are in milliseconds.
+    """What a decision on the LLM's first words (answer first) held back, and how long it took, in milliseconds.
 
     Attributes:
         tokens_held: Tokens held back until the decision; 0 if the question alone decided.
@@ -369,7 +369,7 @@ class Decision(Frozen):
         cost: What the decision cost.
         error: Why the question could not be judged; the decision then retrieves. None if it was judged.
         warnings: Problems that did not stop the gate, such as a truncated question.
-        partial_answer: Tokens and times of answer first; None without it.
+        partial_answer: What answer first held back, and how long it took; None without answer first.
         signals: Probabilities in [0, 1] behind `p_known`, by name; empty for most gates.
         p_helps: Probability in [0, 1] that the LLM answers correctly with the passages found; None if none
             were judged.

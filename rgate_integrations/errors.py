@@ -109,11 +109,11 @@ def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
     if thinking:
         return NoAnswerError(
             "The LLM was cut off before it answered, probably while it was thinking.",
-            hint="Turn its thinking off, or allow more tokens.",
+            hint="Turn off the LLM's thinking, or allow more tokens.",
         )
     return NoAnswerError(
         f"The LLM wrote {what} instead of an answer.",
-        hint="" if what == "a refusal" else "Turn its thinking and its tools off, or allow more tokens.",
+        hint="" if what == "a refusal" else "Turn off the LLM's thinking and tools, or allow more tokens.",
     )
 
 
@@ -139,8 +139,8 @@ def missing_dependency(module: str, extra: str) -> MissingDependencyError:
         extra: The extra of this package that installs the module.
     """
     return MissingDependencyError(
-        f"This needs the module {module!r}, which is not installed.",
-        hint=f'pip install "rgate-integrations[{extra}]"',
+        f"The module {module!r} is needed, but not installed.",
+        hint=f'Run: pip install "rgate-integrations[{extra}]"',
     )
 
 

@@ -1,7 +1,7 @@
 """Prompts as data: named fields, a version, and a hash that is stored with every trained artefact.
 
-The values of fields must not bring control tokens into a prompt. For models on servers, `strip_control_tokens`
-removes them by pattern.
+A field's value must not add control tokens to a prompt. For models on servers, `strip_control_tokens` removes them
+by pattern.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PromptTemplate:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def messages(self, **values: str) -> list[dict[str, str]]:
-        """Render as chat messages; a non-empty `assistant` beginning is the last message.
+        """Return the chat messages, each with ``role`` and ``content``; a non-empty `assistant` is the last one.
 
         Values are inserted literally: braces in a question stay braces.
         """
@@ -63,7 +63,7 @@ class PromptTemplate:
         return turns
 
     def text(self, **values: str) -> str:
-        """Render as plain text that a model without a chat template continues."""
+        """Return the prompt as plain text, which a model without a chat template continues."""
         shots = [f"{user}\n{assistant}" for user, assistant in self.examples]
         last = f"{self.user}\n{self.assistant}" if self.assistant else self.user
         head = [self.system] if self.system else []

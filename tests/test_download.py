@@ -267,7 +267,7 @@ def test_what_cannot_be_converted(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="gguf") as caught:
         convert_gguf(tmp_path / "source.gguf", tmp_path / "made")
-    assert caught.value.hint == 'pip install "rgate-integrations[local]"'
+    assert caught.value.hint == 'Run: pip install "rgate-integrations[local]"'
 
 
 # --- the Hub ----------------------------------------------------------------------------------------------------

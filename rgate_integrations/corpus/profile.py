@@ -39,9 +39,9 @@ Fitted by ``benchmarks/corpora.py``."""
 
 _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
-"""Maximum number of sentences that measure how near a corpus is to its own content, and limits of their length."""
+"""For `CorpusProfile.margin`: maximum number of sentences, and the characters that one must and may have."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
-"""The usual margin, averaged in as if this many sentences had it: a few sentences measure a margin poorly."""
+"""The usual margin, and its weight in the average with the measured one, which a few sentences estimate poorly."""
 # The margin is clipped: otherwise a corpus of unrelated passages would cover everything, and one of near
 # duplicates nothing.
 _MIN_MARGIN, _MAX_MARGIN = 0.12, 0.4
@@ -72,7 +72,7 @@ class CorpusProfile:
         margin: Median nearness of its own sentences to its other passages, minus the baseline, clipped to
             [0.12, 0.4]; 0.22 if that cannot be measured, as for a description.
         source: What the profile was made from. A description gives a weaker profile than passages.
-        seen: Number of passages seen.
+        seen: Number of passages read, of which `codes` is a sample.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
     """
 
@@ -116,7 +116,7 @@ class CorpusProfile:
         Raises:
             ConfigurationError: The retriever cannot be searched, its results have no text, or ``searches``
                 is below 1.
-            ProfileError: A search failed, or nothing was found in time.
+            ProfileError: A search failed, or no search found anything in time.
             ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """
@@ -319,7 +319,7 @@ class CorpusProfile:
 
 
 class _Saved(Frozen):
-    """The JSON file of a profile."""
+    """The content of a saved profile's JSON file; see `CorpusProfile`."""
 
     format: int
     encoder: str

@@ -19,7 +19,7 @@ class Sample:
 
     Attributes:
         texts: A uniform sample of the distinct passages, ordered by their hashes.
-        seen: Number of passages seen.
+        seen: Number of passages read, of which `texts` is a sample.
         sketch: The 256 smallest hashes of all passages, by which two states of a corpus are compared.
     """
 
@@ -29,7 +29,7 @@ class Sample:
 
 
 def sample_texts(texts: Iterable[str], most: int) -> Sample:
-    """Return the passages with the smallest hashes: a sample without duplicates, whatever the order of the texts.
+    """Return a sample: the distinct passages with the smallest hashes, whatever the order of the texts.
 
     Args:
         texts: The passages; texts over 2,000 characters are split.

@@ -128,8 +128,8 @@ class Batcher(Generic[_Item, _Result]):
 def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
     """Block until the futures are done or time is up, and return the result or exception of each, in order.
 
-    For an unfinished future, that is a `DecisionTimeoutError`. It is cancelled, so that no work is done for
-    callers that have left.
+    An unfinished future yields a `DecisionTimeoutError`, and is cancelled, so that no work is done for callers
+    that have left.
 
     Args:
         futures: The futures.

@@ -170,7 +170,7 @@ class Decider(ABC):
         return outcomes
 
     def outcomes(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision | Exception]]:
-        """Do what `flow` does, but return an error that it would raise in the place of its question's decision.
+        """Do what `flow` does, but return each error instead of raising it, in the place of its question's decision.
 
         Raises:
             ConfigurationError: ``items`` is a single question, not a list.
@@ -303,5 +303,5 @@ class BoundDecision:
         return is_same_llm and question.strip() in (self.question.strip(), self.decision.question.strip())
 
     def repeats(self, gate: Decider, threshold: float | None) -> bool:
-        """Return whether this gate, at this threshold, would only decide the same again."""
+        """Return whether this gate, at this threshold, would only make the same decision again."""
         return threshold in (None, self.threshold) and gate.decides_like(self.gate)

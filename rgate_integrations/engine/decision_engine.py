@@ -100,7 +100,7 @@ class DecisionEngine(Decider):
 
     @property
     def knows_follow_ups(self) -> bool:
-        """Whether the gate reads history: this package's gates that do were trained on conversations."""
+        """Whether the gate reads history; all gates of this package that do so were trained on conversations."""
         return self.reads_history
 
     @property

@@ -11,7 +11,7 @@ import re
 from rgate_integrations.decision import Request
 
 REFERS_BACK = "The question refers to earlier turns, which the gate did not see."
-UNREAD = "The question follows earlier turns, which the gate does not read: condense it first."
+UNREAD = "The question follows earlier turns, which the gate does not read: rewrite it to stand alone."
 
 MIN_P_KNOWN_IF_REFERS_BACK = 0.95
 """A message that refers back retrieves below this P(known) if the gate was trained on conversations; with any other

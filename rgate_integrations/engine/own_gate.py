@@ -14,7 +14,7 @@ from rgate_integrations.runtime.flow import Call, Flow
 
 @runtime_checkable
 class GateLike(Protocol):
-    """A gate that adapters accept. These two methods are enough.
+    """A user's own gate, which adapters accept: any object with these two methods.
 
     Optional attributes declare more about it:
 
@@ -69,7 +69,7 @@ class OwnGate(Decider):
         return tuple(getattr(self.gate, "corpora", ()))
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the object for all decisions at once; return them, with any thresholds applied that it ignored."""
+        """Return the object's decisions, at the requests' thresholds, or an error for each invalid decision."""
         decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
         if len(decisions) != len(requests):  # `Decider.flow` reports it
             return list(decisions)

@@ -80,8 +80,8 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     The first of these that applies is used. Abilities from the table are lowered by one standard deviation.
 
     1. a folder made by ``rgate ability``: the measured ability;
-    2. the shipped table: the line whose name has the same words (see `rgate_integrations.gates.llm_names`), if
-       necessary ignoring words for how long the LLM thinks. If several lines match, the least able LLM
+    2. the shipped table: the entry whose name has the same words (see `rgate_integrations.gates.llm_names`), if
+       necessary ignoring words for how long the LLM thinks. If several entries match, the least able LLM
        counts: of those with the same date if there are any, otherwise of all;
     3. the LLM's family, if it is in the table. For a name with a size, that is the family's ability at this
        size, if possible of the same version. For a name without a size, it is the ability of the latest
@@ -153,7 +153,7 @@ def ability_table() -> tuple[AbilityEntry, ...]:
 
 
 def build_table(text: str) -> tuple[AbilityEntry, ...]:
-    """Return the lines of a table, with abilities lowered by one standard deviation.
+    """Return the entries of a table, with abilities lowered by one standard deviation.
 
     An LLM that also has a name with a size appears twice.
 
@@ -183,7 +183,7 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the lines with a name's words, or else those that differ only in how long the LLM thinks."""
+    """Return the table's entries with a name's words, or else those that differ only in how long the LLM thinks."""
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]
@@ -194,7 +194,7 @@ def _same_llm(model: ModelName) -> list[AbilityEntry]:
 
 
 def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEntry]) -> Ability:
-    """Guess the ability from the members of a family; needs at least one."""
+    """Return an ability guessed from the known LLMs of a family, of which there must be at least one."""
     version, lowest = model.families[family], _least_able(members)
     of_version = [entry for entry in members if version and entry.name.families[family] == version]
     if model.size is None:
@@ -216,7 +216,7 @@ def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEnt
 def _guess_by_tier(
     model: ModelName, family: str, members: Sequence[AbilityEntry], of_version: Sequence[AbilityEntry]
 ) -> Ability:
-    """Guess the ability from the members of a family, for a name without a size."""
+    """Return an ability guessed from the known LLMs of a family, for a name without a size."""
     tier, number = model.tier(family), model.version(family)
     numbers = [entry.name.version(family) or 0.0 for entry in members]
     unknown = tier.difference(*(entry.name.tier(family) for entry in members))
@@ -255,7 +255,7 @@ def _guess_by_tier(
 def _predecessors(
     tier: frozenset[str], number: float, family: str, members: Sequence[AbilityEntry]
 ) -> list[AbilityEntry]:
-    """Return the members of a tier, without sizes, of the latest version up to a number; may be empty."""
+    """Return the family's LLMs of a tier whose names have no size, of the latest version up to a number."""
     versions = [
         (entry.name.version(family) or 0.0, entry)
         for entry in members
@@ -270,7 +270,7 @@ def _is_one_tier(entries: Sequence[AbilityEntry], family: str) -> bool:
 
 
 def _guess_by_size(size: float) -> float:
-    """Guess the ability from the size alone; never above the default."""
+    """Return an ability guessed from the size alone, in billions of parameters; never above the default."""
     return min(0.0, _LOGITS_PER_DOUBLING * math.log2(size / _DEFAULT_SIZE))
 
 

@@ -25,6 +25,8 @@ class AnswerGate(Gate):
         logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the partial answer)
         w = weight * P(answerable if known) / (P(answerable if known) + P(always answerable))
 
+    where a question about a fact is *answerable if known*, and a task such as the letter *always answerable*.
+
     ``"answer:QUESTION,ANSWER"`` names the two gates, each of which has its own proxy.
 
     Attributes:
@@ -107,6 +109,6 @@ class AnswerGate(Gate):
         )
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy whose heads judge what this LLM knows, or the gate itself if these do not change."""
+        """Return a copy whose heads judge what this LLM knows, or the gate itself if the heads do not change."""
         question = self.question.for_llm(name, name_source)
         return self if question is self.question else self.replace(question=question)

@@ -129,7 +129,7 @@ class ProbeArtifact(SavedGate):
     """A trained linear probe.
 
     Attributes:
-        weight: Shape (layers, hidden size), float32.
+        weight: Weights of the hidden states, shape (layers, hidden size), float32.
         bias: Added to the sum of ``weight * states``; the result is a logit.
         layers: The hidden states to read, as (layer, span, pooling).
         tokens: Maximum number of draft tokens to read; 0 for the question alone.
@@ -190,7 +190,8 @@ class Kind:
 
     Attributes:
         name: Its name in the decision's signals.
-        answerable: Whether the LLM alone answers it well: always, never, or if it knows the fact.
+        answerable: When the LLM alone answers it well: ``"always"``, ``"never"``, or ``"if_known"``, that is if it
+            knows the fact.
         about: What such a request does, as a phrase that follows "The question …".
         bias: Added to the logit of the kind; see `KindHead`.
     """
@@ -201,7 +202,7 @@ class Kind:
     bias: Finite = 0.0
 
     def share_answered(self, known: Float64Array) -> Float64Array:
-        """Return the share of such requests that the LLM alone answers well, given P(the LLM knows the fact)."""
+        """Return P(the LLM alone answers such a request well), given P(the LLM knows the fact), in the same shape."""
         if self.answerable == "if_known":
             return known
         return np.full_like(known, float(self.answerable == "always"))
@@ -217,9 +218,9 @@ class KindHead:
     Attributes:
         layers: The hidden states of the segment to read, as (layer, ``"question"``, pooling).
         kinds: The K kinds, with their biases.
-        hidden: Shape (units, L * H + 11), float32.
-        hidden_bias: Shape (units,), float32.
-        output: Shape (K, units), float32.
+        hidden: Weights of the hidden layer, shape (units, L * H + 11), float32.
+        hidden_bias: Its biases, shape (units,), float32.
+        output: Weights of the logits, shape (K, units), float32.
     """
 
     layers: tuple[PooledLayer, ...]
@@ -274,7 +275,7 @@ class FactHeads:
         known_bias: Added to the logit.
         ability_slope: Added to the logit for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an unknown LLM.
-        news_weight: Shape (L, H), float32: a question may be about news if
+        news_weight: Weights that detect news, shape (L, H), float32: a question may be about news if
             ``sum(news_weight * states) + news_bias > 0``. None for no such check.
         news_bias: See `news_weight`.
     """
@@ -330,15 +331,15 @@ class FactHeads:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class HeadsArtifact(SavedGate):
-    """Heads on the states of a request: its kind, and whether the LLM knows the fact that it asks about.
+    """Heads, small models on a request's states: they judge its kind, and whether the LLM knows the fact asked for.
 
     Attributes:
         segments: Classifies a segment by the states of `base_model`, which reads any language.
         in_context: Classifies a segment that has neighbours or earlier turns, from layers that are adapted to this
             task. Its logits are averaged with those of `segments`.
-        first_facts: Estimates from the states of `base_model` whether a fact is known.
-        facts: Estimates it from a second model: better, but in another pass and only in English.
-        english_weight: Shape (L, H), float32: a question is English if
+        first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
+        facts: Estimates the same from a second model's states: better, but only in English, and in another pass.
+        english_weight: Weights that detect English, shape (L, H), float32: a question is English if
             ``sum(english_weight * states) + english_bias > 0``, where the states are those of `base_model` at
             the layers of `first_facts`.
         english_bias: See `english_weight`.
@@ -353,7 +354,7 @@ class HeadsArtifact(SavedGate):
     english_bias: Finite
 
     def __post_init__(self) -> None:
-        """Check that the heads of the first model match."""
+        """Check the shape of `english_weight`, and that `segments` and `in_context` have the same kinds."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
         if [kind.name for kind in self.in_context.kinds] != [kind.name for kind in self.segments.kinds]:
             raise ValueError("segments and in_context have different kinds")
@@ -367,8 +368,8 @@ class HeadsArtifact(SavedGate):
         """Return the probability of each of K kinds for each of n segments, shape (n, K).
 
         Args:
-            states: Pooled states, shape (n, L, H): the layers of `segments`, followed in context by
-                `context_layers`.
+            states: Pooled states, shape (n, L, H): the layers of `segments`, followed by `context_layers` if
+                ``in_context``.
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
             in_context: Whether the segments have neighbours or earlier turns.
         """

@@ -110,11 +110,11 @@ class Gate(BaseModel, ABC):
             precedence.
         proxy: Catalogue name, folder or Hub id of the proxy model that computes its evidence.
         info: Its description; gates that `load_gate` knows by name have one.
-        gate_fields: Names of the parameters for which `load_gate` takes other gates, by name or config too.
-        argument: Name of the parameter whose value may follow a colon, as in ``probe:FOLDER``; empty for
-            none, or if `parse_argument` is overridden.
-        judges_llm: Whether `load_gate` accepts ``llm_name=`` for it: because it judges by that name, see
-            `for_llm`, or because it was fitted to one LLM, and ignores the name.
+        gate_fields: Names of the parameters that hold other gates; `make_gate` also takes a name or config for them.
+        argument: Name of the parameter whose value may follow the gate's name and a colon, as in
+            ``probe:FOLDER``; empty for none, or if `parse_argument` is overridden.
+        judges_llm: Whether `load_gate` accepts ``llm_name=``: true if the gate adjusts to that LLM (see `for_llm`),
+            or if it was fitted to one LLM and ignores the name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -134,7 +134,7 @@ class Gate(BaseModel, ABC):
     def look_closer(self, evidence: Evidence) -> Specs:
         """Return specs of more evidence that `score` needs, given the evidence so far; by default none.
 
-        Must be pure.
+        Must be pure: the same evidence gives the same specs.
         """
         return ()
 
@@ -167,7 +167,7 @@ class Gate(BaseModel, ABC):
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """Names of the corpora whose profiles it has; its decisions say which of them to search."""
+        """Names of the corpora that it knows by their profiles; its decisions say which of these to search."""
         return ()
 
     @classmethod
@@ -338,7 +338,7 @@ class ScoreSpec(EvidenceSpec[Score]):
         if not -_ROUNDING <= p <= 1 + _ROUNDING:  # also true for NaN
             raise ScoreError(
                 f"The gate {self.gate.name!r} returned p_known={p}, which is not in [0, 1].",
-                hint="Its score() has a bug: mend it, or report it.",
+                hint="Its score() has a bug: fix it, or report it.",
             )
         warnings = tuple(dict.fromkeys((*score.warnings, *warnings)))
         return replace(score, p_known=min(max(p, 0.0), 1.0), warnings=warnings)
@@ -358,10 +358,10 @@ def check_answers(drafts: Sequence[Any]) -> None:
 def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
     """Reject evidence from a model on which the gate was not trained or calibrated.
 
-    Return a warning if the weights of the model that gave the evidence are unknown.
+    Return a warning if the weights of the model that gave the evidence are unknown, and otherwise nothing.
 
     Raises:
-        ModelLoadError: The fingerprints differ.
+        ModelLoadError: The fingerprints of the two models differ.
     """
     trained = getattr(gate, "trained", None)  # only gates made on a model have this attribute
     if not isinstance(trained, SavedGate) or proxy is None or trained.fingerprint in ("", proxy.fingerprint):

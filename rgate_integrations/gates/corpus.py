@@ -141,7 +141,7 @@ class CorpusGate(Gate):
         return None if inner is None else self.around(inner)
 
     def around(self, inner: Gate) -> Self:
-        """Return a copy around another inner gate, with its threshold and proxy; itself if it is the same."""
+        """Return a copy around another inner gate, with that gate's threshold and proxy; itself if it is the same."""
         if inner is self.inner:
             return self
         return self.replace(inner=inner, threshold=inner.threshold, proxy=inner.proxy)
@@ -187,7 +187,7 @@ class CorpusGate(Gate):
     def _asking(self, evidence: Evidence) -> list[bool]:
         """Return whether each segment asks anything.
 
-        One with a name from a corpus does, unless it is pasted text. If the inner gate has no heads, all do.
+        A segment with a name from a corpus does, unless it is pasted text. If the inner gate has no heads, all do.
         """
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):

@@ -67,10 +67,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             An empty name, or an unknown one without a size, is treated as an LLM with 8B parameters.
         llm_name_source: Where the name was detected; empty if the user gave it.
         ability: How much the LLM knows; looked up by its name unless given. None if unknown.
-        margin: How far the first look may be off, in logits, at least 0: if the fact is unknown by a wider margin,
-            the request retrieves without the reader.
-        threshold: The artefact's, unless given.
-        proxy: The model that the heads were trained on. Give it if that model has another name or folder here.
+        margin: By how much the first look may underestimate P(the LLM knows the fact), in logits, at least 0. If the
+            request would retrieve even with that much added, the reader is not asked.
+        threshold: The threshold; by default the artefact's.
+        proxy: The model that the heads were trained on. Set it if that model has another name or path here.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -222,7 +222,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         )
 
     def depends_on_knowledge(self, score: Score) -> float:
-        """Return the share of P(the LLM can answer) that needs knowledge, in [0, 1]; 1 if it cannot answer.
+        """Return the share of P(the LLM can answer) that needs knowledge, in [0, 1]; 1 if that P is 0.
 
         Args:
             score: This gate's score of the request.

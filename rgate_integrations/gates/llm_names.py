@@ -218,7 +218,7 @@ def parse_name(name: str) -> ModelName:
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
-    """Return the parsed `ALIASES` that have a size although the usual name has none, each with that name."""
+    """Return the parsed `ALIASES` that have a size although the usual name has none, each with its usual name."""
     names = [(_parse_words(_split_words(alias), ""), usual) for alias, usual in ALIASES.items()]
     return [
         (name, usual) for name, usual in names if name.size is not None and parse_name(usual).size is None

@@ -1,8 +1,8 @@
 """Estimates P(helps), the probability that the LLM answers correctly with the passages that a search found.
 
-How well passages cover the question is measured only by words, so it means the same for any corpus and retriever.
-Retrievers' scores are ignored, because each retriever has its own scale, and BM25's scores added nothing to
-the words.
+The estimate only uses the words that question and passages share, so it works the same for any corpus and retriever.
+Retrievers' scores are ignored, because each retriever has its own scale, and BM25's scores did not improve the
+estimate.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FoundPassage:
 
 
 class PassageUtilityModel(Frozen):
-    """Computes P(helps) from features of a search and P(known). Its three parts can be measured separately.
+    """Computes P(helps) from `search_features` and P(known).
 
     A logistic model of the features gives the probability that the passages contain the answer. If they do, the LLM
     finds it with the probability ``reading``. If not, it answers from its own knowledge, a share of which is lost to

@@ -20,15 +20,15 @@ from rgate_integrations.prompts import answer_prompt
 class ProbeGate(TrainedGate):
     """A trained linear probe on pooled hidden states of a few layers (compare Azaria & Mitchell 2023).
 
-    P(known) is ``sigmoid(slope * (w · h + b) + intercept)``, where h are the pooled states of the artefact's layers.
-    Trained by ``rgate train --gate probe``. Some probes then combine this logit with the draft's
+    P(known) is ``sigmoid(slope * (w · h + b) + intercept)``, where h are the pooled states of the artefact's layers;
+    ``rgate train --gate probe`` trains w and b. Some probes then combine this logit with the draft's
     log-probabilities, if it has any; the reason says what was read.
 
     Attributes:
         artifact: Folder or Hub id of a trained probe, or the name of a shipped one.
         trained: Content of the artefact, read once.
         threshold: The threshold; by default the artefact's.
-        proxy: By default the model it was trained on. Give it if that model has another name or folder here.
+        proxy: The proxy; by default the model it was trained on. Set it if that model has another name or path here.
     """
 
     info: ClassVar[GateInfo] = GateInfo(

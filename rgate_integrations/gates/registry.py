@@ -1,4 +1,4 @@
-"""Gates by name, folder, URL or config."""
+"""Makes gates from a name, folder, URL or config."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
 
 
 def asks_server(gate: Gate) -> bool:
-    """Return whether a gate, or one inside it, asks a decision server, so that a saved one would be refused."""
+    """Return whether a gate, or one inside it, asks a decision server, which a saved gate must not do."""
     return any(
         isinstance(spec, ScoreSpec) and spec.gate.name == "remote" for spec in expand_specs([ScoreSpec(gate)])
     )
@@ -153,7 +153,7 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     if asks_server(gate):
         # A folder from anywhere could send all questions to a stranger's server.
         raise ModelLoadError(
-            f"The saved gate {name!r} asks a server, which is not allowed.",
+            f"The saved gate {name!r} asks a server, which a saved gate must not do.",
             hint="Do not use this gate. If you trust the server, pass its URL to load_gate.",
         )
     check_prompts(gate, saved, name)

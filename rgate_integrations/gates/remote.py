@@ -38,7 +38,7 @@ class RemoteGate(NamedLLMGate):
     question retrieves. The client applies its rules (``always=``, ``never=``) itself.
 
     Attributes:
-        url: The server, such as ``http://localhost:8377``.
+        url: Base URL of the server, such as ``http://localhost:8377``.
         token: The server's bearer token; None for the environment's ``RGATE_TOKEN``. Never part of a config.
         request_seconds: Maximum time of a request to the server, in seconds, above 0.
         llm_name: The LLM whose knowledge is judged; empty for the one that the server was started for.
@@ -188,7 +188,7 @@ class DecisionClient:
             decisions = []
         if len(decisions) != len(items):
             raise ServerError(
-                f"{self.url} does not answer like a decision server.",
+                f"The server at {self.url} does not answer like a decision server.",
                 hint="Check that rgate serve runs at this URL, in the same version as this client.",
             )
         return decisions

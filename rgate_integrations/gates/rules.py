@@ -49,7 +49,7 @@ class RuleOptions(TypedDict, total=False):
 
 
 ALIKE = 0.28
-"""Minimum cosine for a segment to count as similar to an example; chosen by ``benchmarks/rules.py``."""
+"""Minimum cosine for a segment (sentence or line) to count as similar to an example; from ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
 _MAX_SHOWN = 60  # maximum characters of an example to quote in a reason
 
@@ -101,7 +101,7 @@ class Rules:
 
     @property
     def stages(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The lists whose patterns and functions are tried before the examples, and those tried after them.
+        """Which of ``always`` and ``never`` try their patterns and functions before the examples, and which after.
 
         If ``always`` has examples, the patterns and functions of ``never`` are tried after them, so that a
         request that matches both retrieves.
@@ -134,7 +134,7 @@ class Rules:
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
         """Return a tuple with the spec that compares requests with the examples; empty without examples.
 
-        The spec uses the gate's states if possible.
+        The spec reuses the hidden states that the gate reads, if possible.
         """
         examples = [(rule, 0.0) for rule in self.always if isinstance(rule, str)]
         examples += [(rule, 1.0) for rule in self.never if isinstance(rule, str)]

@@ -251,7 +251,7 @@ class PassageIndex:
         return self.search_vectors(self.embed_queries(queries), k, queries)
 
     def embed_queries(self, queries: Sequence[str]) -> Float32Array:
-        """Return the vectors of queries, shape (queries, dimension)."""
+        """Return the vectors of queries, shape (queries, dimension); raises what the embedder raises."""
         embed = getattr(self.embedder, "embed_queries", self.embedder.embed)
         vectors: Float32Array = embed(queries)
         return vectors

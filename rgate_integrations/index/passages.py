@@ -102,7 +102,7 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
 def duplicate_id(name: str) -> DataFormatError:
     """Return the error for an id that the index already has, or that occurs twice in a batch."""
     return DataFormatError(
-        f"The id {name!r} occurs twice.",
+        f"The id {name!r} occurs twice: among the new passages, or also in the index.",
         hint="Make the ids unique. To replace passages of the index, use upsert.",
     )
 

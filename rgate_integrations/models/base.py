@@ -116,7 +116,7 @@ class Generates(Proxy):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample ``n`` continuations of each prompt; they depend on ``seed`` and prompt, not on the batch.
+        """Return ``n`` sampled continuations of each prompt; they depend on ``seed`` and prompt, not on the batch.
 
         The other arguments are those of `generate`. A ``temperature`` of 0 is greedy.
         """
@@ -173,7 +173,7 @@ class HasStates(Proxy):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool the hidden states of each prompt and of its draft, if any, which continues the prompt.
+        """Return the pooled hidden states of each prompt and of its draft, if any, which continues the prompt.
 
         Args:
             prompt: The template.
@@ -185,7 +185,7 @@ class HasStates(Proxy):
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
-        """Pool hidden states over requests and over each of their segments.
+        """Return hidden states pooled over each request and over each of its segments.
 
         By default, the request and each segment are read separately, without the earlier turns. Subclasses
         may override this to read a request only once, together with the earlier turns.

@@ -194,7 +194,7 @@ def _write_manifest(item: Entry, folder: Path) -> None:
 
 
 def _revision(item: Entry) -> str:
-    """Return a hash of the shipped adapter for the encoder, which contains it; empty for other entries."""
+    """Return a hash of the shipped adapter if the entry is the encoder, which contains it; otherwise empty."""
     return adapter_digest() if item.kind == "encoder" else ""
 
 

@@ -32,7 +32,7 @@ ADAPTER = SHIPPED / "encoder" / "adapter.safetensors"
 """File of low-rank matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the
 linear map that they are named after."""
 VALUES = HIDDEN // HEADS + 1
-"""Size of a head's queries, keys and values, including the constant that `_with_constant` appends."""
+"""Size of an attention head's queries, keys and values, including the constant that `_with_constant` appends."""
 POSITIONS = 512
 """Maximum number of tokens that the model reads at once."""
 BLOCK, BLOCK_BYTES = 32, 18
@@ -210,7 +210,7 @@ def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -
 def _with_constant(
     weight: Float32Array, bias: Float32Array, constant: int
 ) -> tuple[Float32Array, Float32Array]:
-    """Add a constant output to each head."""
+    """Return a linear map's weight and bias with a constant output added to each attention head."""
     weights = np.pad(weight.reshape(HEADS, -1, HIDDEN), ((0, 0), (0, 1), (0, 0)))
     biases = np.pad(bias.reshape(HEADS, -1), ((0, 0), (0, 1)), constant_values=constant)
     return weights.reshape(-1, HIDDEN), biases.reshape(-1)

@@ -67,8 +67,8 @@ class EncoderProxy(HasStates):
         """Pool hidden states of questions; see `HasStates.hidden`.
 
         Raises:
-            EvidenceError: ``drafts`` is not None, or ``layers`` has something other than means over the
-                question, of layers 1 to 16.
+            EvidenceError: ``drafts`` is not None, a layer is not between 1 and 16, or something other than a
+                mean over the question is requested.
         """
         if drafts is not None:
             raise EvidenceError(
@@ -86,7 +86,8 @@ class EncoderProxy(HasStates):
         """Pool hidden states of requests and of their segments in one pass; see `HasStates.request_states`.
 
         Raises:
-            EvidenceError: ``layers`` has something other than means over the question, of layers 1 to 16.
+            EvidenceError: A layer is not between 1 and 16, or something other than a mean over the question is
+                requested.
         """
         numbers = _check_layers(layers.every)
         inputs = [self.join(text) for text in texts]

@@ -76,7 +76,7 @@ class ModelLock:
     def check_open(self) -> None:
         """Raise RuntimeError if the process is ending."""
         if self.closed:
-            raise RuntimeError("The process is ending, and its models are closed.")
+            raise RuntimeError("The process is ending, so its models are closed. Use them before the end.")
 
     def close(self) -> None:
         """Refuse further use, and wait up to 10 seconds for the thread that holds the lock."""
@@ -88,7 +88,7 @@ class ModelLock:
 class TransformersProxy(LanguageModel, HasStates):
     """A causal language model on transformers, loaded on first use.
 
-    By default, weights are bfloat16 on CUDA and float32 elsewhere. Attention is sdpa. Methods that use the
+    By default, weights are bfloat16 on CUDA and float32 elsewhere. Attention is torch's (sdpa). Methods that use the
     model raise the errors of `runner`, and a `ModelLoadError` for an adapter that does not fit.
 
     One caller at a time uses the model, for one batch or for one token of a streamed answer. A forked child keeps the
@@ -249,7 +249,7 @@ class TransformersProxy(LanguageModel, HasStates):
 
     @contextmanager
     def _locked_runner(self) -> Iterator[ModelRunner]:
-        """Hold the model, loading it first if need be."""
+        """Hold the model, which is loaded first if necessary."""
         runner_class = _import_runner()  # first, because without torch a download would be useless
         # Download before taking the lock, because the end of the process waits for its holder.
         if self._runner is None:

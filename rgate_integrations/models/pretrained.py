@@ -143,7 +143,7 @@ def refuse_special_files(where: str) -> None:
 
 
 def refuse_pickles(where: str) -> None:
-    """Refuse a folder with pickled weights, if safetensors do not replace them or if an index names them.
+    """Refuse a folder with pickled weights that no safetensors replace, or that an index names.
 
     A Hub id passes, because the loaders only take safetensors from there.
 

@@ -57,8 +57,8 @@ def state_reader(
 ) -> HasStates:
     """Return the model that reads hidden states for a proxy.
 
-    The default proxy is the first layers of a model. The whole model takes their place for prompts and layers that
-    they cannot read, and for a draft that the model wrote itself.
+    The default proxy has only the first layers of a model. The whole model replaces it for prompts and layers that
+    it cannot read, and for a draft that the model wrote itself.
 
     Args:
         proxy: The proxy.

@@ -202,7 +202,7 @@ class RemoteModel(LanguageModel):
             raise EvidenceError(
                 f"{self.name} would start its answer with {likeliest[:40]!r}: none of {', '.join(map(repr, rests))} "
                 f"is among its top {len(logprobs)} tokens.",
-                hint="Turn its thinking off, or use an instruct model, which answers at once.",
+                hint="Turn off the model's thinking, or use an instruct model, which answers at once.",
             )
         return TargetScores(tuple(listed.get(rest, bound) for rest in rests), prompt_tokens)
 
@@ -390,5 +390,5 @@ class RemoteModel(LanguageModel):
             )
         raise EvidenceError(
             f"The server at {self.url} refused the request {message}",
-            hint="Fix what its message names, or check its log.",
+            hint="Fix what the message names, or check the server's log.",
         )

@@ -43,7 +43,7 @@ class RequestOptions:
     """Options of requests to an LLM. Use those of your application: with others, you measure a different LLM.
 
     Attributes:
-        think: How much the LLM should think before it answers.
+        think: How much the LLM should think before it answers: ``"off"``, ``"low"``, or ``"as-is"`` to send nothing.
         thinking_tokens: Additional tokens for an LLM that thinks before it answers, at least 0.
         extra: Additional fields of a request's body, or arguments of a provider's chat model.
 
@@ -62,8 +62,9 @@ class RequestOptions:
             or not isinstance(self.extra, Mapping)
         ):
             raise ConfigurationError(
-                f"think={self.think!r} must be one of {', '.join(get_args(Think))}, "
-                f"thinking_tokens={self.thinking_tokens!r} must be at least 0, and extra must be a mapping."
+                f"think={self.think!r} must be one of {', '.join(get_args(Think))}; "
+                f"thinking_tokens={self.thinking_tokens!r} must be at least 0; "
+                f"extra must be a mapping, and is of type {type(self.extra).__name__}."
             )
 
     @property

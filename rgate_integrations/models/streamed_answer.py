@@ -1,4 +1,4 @@
-"""An answer of a local model, generated token by token as it is read, whose hidden states a gate can use.
+"""An answer of a local model, generated token by token as the caller reads it; a gate can use its hidden states.
 
 torch is imported only where it is used, so that framework adapters can be imported without it.
 """
@@ -84,7 +84,7 @@ class GeneratedToken(NamedTuple):
 class TextChunk(NamedTuple):
     """A part of an answer: its text, and the tokens generated for it.
 
-    The tokens may include text that is held back, or a stop sequence, which the text does not.
+    The tokens may include text that is held back, or a stop sequence; the text leaves both out.
     """
 
     text: str
@@ -97,7 +97,7 @@ class StreamedAnswer:
     Other callers may use the model between two tokens. An abandoned answer need not be closed.
 
     Args:
-        use_model: Returns a context in which the calling thread holds the model.
+        use_model: Function that returns a context manager, inside which the calling thread holds the model.
         prompt: Token ids of the prompt.
         options: Options of the generation.
         layers: Layers whose hidden states are kept.

@@ -43,7 +43,7 @@ class Piece(Generic[_T]):
 
 
 class Drafter(Protocol):
-    """Writes the beginning of the answering LLM's answer. Any object with this method will do."""
+    """Writes the beginning of the answering LLM's answer. Any object with the method `draft` will do."""
 
     def draft(self, questions: Sequence[str], tokens: int) -> Sequence[Draft]:
         """Return a draft per question, of at most ``tokens`` tokens, with log-probabilities if known."""
@@ -71,8 +71,8 @@ class EvidenceSpec(ABC, Generic[_T]):
     def compute(self, context: Context) -> Sequence[Piece[_T] | Exception]:
         """Return a piece or an error for each question of a batch.
 
-        If it raises, each question is computed alone, so that one cannot make the others fail, except
-        after errors that all would hit, such as a missing model.
+        If it raises, each question is computed alone, so that one question cannot make the others fail. Errors
+        that all questions would hit, such as a missing model, are not retried.
         """
 
 
@@ -164,10 +164,10 @@ class Context:
         return [evidence.request for evidence in self.evidence]
 
     def use_proxy(self, name: str = "") -> Proxy:
-        """Return a proxy model by the name that gates use, and note on each request that this model reads it.
+        """Return a proxy model by the name that gates use, and record on each request that this model reads it.
 
-        An empty name means the gate's own. A gate that was trained on one model rejects evidence from
-        another. The note is made here, where the model is handed out, so that no spec can forget it.
+        An empty name means the gate's own proxy. The record lets a gate that was trained on one model reject
+        evidence from another. It is made here, where the model is handed out, so that no spec can forget it.
         """
         proxy = self.sources.proxy(name)
         for evidence in self.evidence:

@@ -36,7 +36,7 @@ class DraftSpec(EvidenceSpec[Draft]):
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
-        """Take the callers' drafts, and write the others."""
+        """Return the callers' drafts, cut to ``tokens``, and write the missing ones."""
         unwritten = [evidence for evidence in context.evidence if evidence.request.draft is None]
         written = iter(self._write(context.part(unwritten)) if unwritten else ())
         pieces = []
@@ -69,7 +69,7 @@ class DraftSpec(EvidenceSpec[Draft]):
             raise EvidenceError(
                 f"This gate judges {self.source} drafts, but no {missing} was given.",
                 hint="Pass Request(question, draft=...) or, for 'llm' drafts, load the gate with llm=.... "
-                "If it has the parameter source, it can also use 'proxy'.",
+                "If the gate has the parameter source=, source='proxy' needs neither.",
             )
         drafts = context.sources.llm.draft([request.question for request in context.requests], self.tokens)
         if len(drafts) != len(context.requests):

@@ -39,7 +39,7 @@ class ConstantGate(Gate):
 
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
-        """Parse ``constant:always``, ``constant:never``, ``constant:random`` or ``constant:random:RATE``."""
+        """Return the parameters for ``always``, ``never``, ``random`` or ``random:RATE`` (``constant:always``)."""
         policy, _, rate = argument.partition(":")
         return {"policy": policy, "rate": rate} if rate else {"policy": policy}
 

@@ -50,7 +50,7 @@ def certainty(counts: Sequence[int]) -> float:
 
 
 class BoundaryGate(AdapterGate):
-    """Knowledge Boundary Model (sections 2.2 and 3.1).
+    """Knowledge Boundary Model: scores by how certain, or how accurate, sampled answers are (sections 2.2 and 3.1).
 
     Without an adapter, ``label`` must be ``"certainty"``, and the score is the certainty of answers that are sampled
     on the spot. With an adapter, the model predicts the soft label from the question alone, in one pass. The accuracy
@@ -86,7 +86,7 @@ class BoundaryGate(AdapterGate):
     def _check_adapter(self) -> Self:
         if self.label == "accuracy" and self.adapter is None:
             raise ConfigurationError(
-                "The accuracy label needs an adapter: it comes from gold answers, which a new question lacks.",
+                "label='accuracy' needs an adapter, because a new question has no gold answers to compute it from.",
                 hint='Pass a trained adapter, or use label="certainty".',
             )
         return self

@@ -89,8 +89,8 @@ IK_DRAFT = PromptTemplate(
 class IKGate(VerdictGate):
     """IK score (Déjean 2024, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
 
-    The softmax is taken over the Yes and No logits only. The paper trains the answering LLM with a LoRA
-    adapter to make this judgment; without an adapter the score is zero-shot.
+    The model says Yes or No to whether it knows ("I know", IK). The softmax is over these two logits only. The paper
+    trains the answering LLM with a LoRA adapter to make this judgment; without an adapter the score is zero-shot.
 
     Attributes:
         tokens: Draft tokens to read, 0 to 128; the paper finds 32 or more best, 0 is the question alone.
@@ -207,10 +207,9 @@ CONTEXT_PROMPT = PromptTemplate(
 class AdaptGate(AdapterGate):
     """ADAPT-LLM's ``<RET>`` gate (Labruna et al. 2024, sections 3.1 and 3.2).
 
-    P(known) is one minus the probability of the whole ``<RET>`` sequence as the response, or 0 if the model
-    writes ``<RET>``. The answer that the model gives when it does not ask for context is the decision's
-    draft, so nothing is generated twice. The paper trains the model for this; without an adapter the score is
-    zero-shot.
+    The model writes ``<RET>`` to ask for context. P(known) is one minus the probability of that whole sequence as
+    the response, or 0 if the model writes it. Any answer that it writes instead is the decision's draft, so nothing
+    is generated twice. The paper trains the model for this; without an adapter the score is zero-shot.
 
     Attributes:
         tokens: Maximum length of the answer, 1 to 1024 tokens.
@@ -297,7 +296,7 @@ SELF_EVAL = PromptTemplate(
 
 
 class SelfEvalGate(VerdictGate):
-    """Self-Eval, P(True) (Kadavath et al. 2022; a baseline of SlimPLM, section 4.3).
+    """Self-Eval: the model judges whether an answer is true (Kadavath et al. 2022; a SlimPLM baseline, section 4.3).
 
     Attributes:
         tokens: Maximum length of the answer that is evaluated, 1 to 1024 tokens.
