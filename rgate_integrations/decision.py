@@ -404,14 +404,14 @@ class Decision(Frozen):
     corpora: tuple[Text, ...] = ()
 
     def with_threshold(self, threshold: float) -> Decision:
-        """Return this decision at the caller's threshold; an override or an error still takes precedence.
+        """Return this decision at the caller's threshold; an override, an error or an outcome takes precedence.
 
         Raises:
             ConfigurationError: The threshold is not a finite number of at least 0.
         """
         threshold = valid_threshold(threshold)
         retrieve, reason = self.retrieve, self.reason
-        if self.override is None and self.error is None:
+        if self.override is None and self.error is None and self.outcome is None:
             retrieve = not self.p_known >= threshold  # NaN retrieves
         if retrieve != self.retrieve:  # the gate's reason refers to its own threshold
             comparison = f"But P(known) is {self.p_known:.2f}, and the caller's threshold is {threshold:.2f}."

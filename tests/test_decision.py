@@ -80,6 +80,11 @@ def test_a_threshold_that_is_none_turns_no_decision(threshold):
         decision().with_threshold(threshold)
 
 
+def test_an_arm_that_look_first_chose_stays_at_any_threshold():
+    chosen = decision(retrieve=False, p_known=0.3, outcome="direct").with_threshold(0.9)
+    assert (chosen.retrieve, chosen.outcome, chosen.threshold) == (False, "direct", 0.9)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
