@@ -46,7 +46,7 @@ for question in (known, unknown):
 # %% [markdown]
 # ## In a router
 #
-# `RouterQueryEngine` picks a tool by name. Pass `llm=`: it looks for OpenAI otherwise.
+# `RouterQueryEngine` picks a tool by name. Pass it `llm=`: without, it needs an OpenAI key.
 
 # %%
 tools = [

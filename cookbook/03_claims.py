@@ -14,7 +14,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex, fuse
 # %% [markdown]
 # ## A question that needs two passages
 #
-# Your LLM would write the draft; here it is a recorded answer. It names the bridge that the question does
+# Your LLM would write the draft; here it is a recorded answer. It names the city, Oulu, which the question does
 # not.
 
 # %%
