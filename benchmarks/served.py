@@ -2,9 +2,9 @@
 
     python benchmarks/served.py --llm qwen2.5-coder-0.5b-instruct --limit 600 --data DIR [--part train]
 
-asks the questions of `mixture`, each alone and with the five passages that a hybrid search finds, and writes what
-the server said to benchmarks/out/served/LLM.jsonl, one line a call. A stopped run continues. Those of the
-part ``train``, which gates were trained on, are asked alone: `begun.py` needs their log-probabilities. The questions
+Asks the questions of `mixture`, each alone and with the five passages that a hybrid search finds, and writes what
+the server said to benchmarks/out/served/LLM.jsonl, one line a call. A stopped run continues. Questions of the part
+``train``, which gates were trained on, are only asked alone: `begun.py` needs their log-probabilities. The questions
 go to questions.PART.jsonl beside it. With ``--publish``, the record goes to benchmarks/recorded/LLM.jsonl.gz, from
 where every checkout reads it: what the LLM said, without questions and passages, which have licences of their own.
 

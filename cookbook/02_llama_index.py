@@ -46,7 +46,7 @@ for question in (known, unknown):
 # %% [markdown]
 # ## In a router
 #
-# `RouterQueryEngine` picks a tool by name. Pass `llm=`: it looks for OpenAI otherwise.
+# `RouterQueryEngine` picks a tool by name. Pass it `llm=`: without, it needs an OpenAI key.
 
 # %%
 tools = [
@@ -61,8 +61,8 @@ for question in (known, unknown):
 # %% [markdown]
 # ## In a chat engine
 #
-# Chat engines cannot be wrapped, and answer "Empty Response" when a retriever finds nothing. `GatedRetriever` finds a
-# note for the LLM in that case. The note is not a source.
+# Chat engines answer "Empty Response" when a retriever finds nothing. For a known question, `GatedRetriever` returns
+# a note that tells the LLM to answer from memory. The note is not a source.
 
 # %%
 chat = ContextChatEngine.from_defaults(GatedRetriever(index.as_retriever(similarity_top_k=1)), llm=llm)

@@ -14,7 +14,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex, fuse
 # %% [markdown]
 # ## A question that needs two passages
 #
-# Your LLM would write the draft; here it is a recorded answer. It names the bridge that the question does
+# Your LLM would write the draft; here it is a recorded answer. It names the city, Oulu, which the question does
 # not.
 
 # %%
@@ -79,7 +79,7 @@ figure.tight_layout()
 # %% [markdown]
 # One made-up example shows how it works, not how well. On 1,000 real multi-hop questions claims and question
 # together find 82.4 % of the needed passages in the first ten, the question alone 79.4 %:
-# `docs/benchmarks/retrieval.md`.
+# `docs/benchmarks/retrieval.md` (hybrid search with MiniLM).
 #
 # **Next:** in LangChain `gate.guard(retriever, filter_claims=True)` does all of this, and `ClaimQueryRewriter` the
 # first half; in LlamaIndex `ClaimFusionRetriever`. `ModelRewriter` cuts claims with a fine-tuned model

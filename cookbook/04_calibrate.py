@@ -23,7 +23,7 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## 1. Questions with gold answers, and passages
 #
-# Capitals: some the model knows, some it does not. The passages know them all.
+# Capitals: some the model knows, some it does not. The passages contain them all.
 
 # %%
 CAPITALS = """France Paris|Italy Rome|Japan Tokyo|Egypt Cairo|Spain Madrid|Germany Berlin|Greece Athens|Norway Oslo
@@ -65,7 +65,7 @@ print("right with retrieval", round(float(np.mean([e.rag_correct for e in exampl
 # %% [markdown]
 # ## 3. A gate for this LLM
 #
-# The probability of the tokens of the model's own draft needs no training. What does it know, before any calibration?
+# This gate reads the token probabilities of the model's own draft. It needs no training. How good is it uncalibrated?
 
 # %%
 gate = load_gate("token_probability", tokens=12, statistic="mean")
@@ -107,7 +107,7 @@ right.legend()
 figure.tight_layout()
 
 # %% [markdown]
-# On the command line the same is
+# The same on the command line:
 #
 # ```
 # rgate collect   --questions questions.jsonl --llm MODEL --index DIR --out paired.jsonl

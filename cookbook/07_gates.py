@@ -1,7 +1,7 @@
 # %% [markdown]
 # # The gates of the papers, on recorded answers
 #
-# You ask eight gates about the same answers, see what each looks at and costs, and plot
+# You ask seven gates about the same answers, see what each looks at and costs, and plot
 # which of them tell right answers from wrong ones. It runs offline: `rgate download
 # multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
 
@@ -87,4 +87,4 @@ draft = Draft(text="Paris.", tokens=("Paris", "."), logprobs=(-0.1, -0.02), sour
 print(gate.decide(questions[0], draft=draft).reason)
 
 # %% [markdown]
-# **Next:** `05_tune` makes one for your LLM, `04_calibrate` sets its threshold.
+# **Next:** `05_tune` makes a gate for your LLM, `04_calibrate` sets its threshold.

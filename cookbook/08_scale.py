@@ -23,7 +23,7 @@ from rgate_integrations.serving.ray import gate_dataset
 logging.getLogger("ray").setLevel("ERROR")
 
 # %% [markdown]
-# ## Callers that come at once share batches
+# ## Concurrent callers share batches
 
 # %%
 gate = load_gate()

