@@ -173,8 +173,7 @@ def fine_tune(
     """
     if not pairs:
         raise ConfigurationError("The data have no training pairs.", hint="Check that the data have claims.")
-    out = expand(out)
-    check_replaceable(out, (ADAPTER,))
+    check_replaceable(out := expand(out), (ADAPTER,))
     proxy = TransformersProxy(model)
     rows = []
     for pair in pairs:
