@@ -148,6 +148,16 @@ def test_an_answer_under_a_key_is_judged_only_if_the_key_is_known(call):
         assert not router.strategy.llm_thinks
 
 
+@each(WAYS)
+def test_of_several_texts_the_answer_is_judged_also_if_another_one_comes_first(call):
+    """Regression: the first text under any known key was judged, too."""
+    arm = RunnableParallel(text=RunnableLambda(lambda asked: f"Perhaps: {asked}"), answer=spoken(Writer()))
+    judge = Reader()
+    router = routed(arm, judge=judge)
+    assert call(router, "a known one?") == {"text": "Perhaps: a known one?", "answer": WHOLE}
+    assert judge.drafts[0][0].text == "It is surely the"
+
+
 JSON, LIST = itemgetter("text") | JsonOutputParser(), itemgetter("text") | CommaSeparatedListOutputParser()
 PARSED = {
     "an object": (keyed(answer=JSON), '{"a": [1, 2, 3]}', {"a": [1, 2, 3]}),

@@ -11,13 +11,18 @@ import tracemalloc
 import pytest
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
+from rgate_integrations.index import PassageIndex
 from rgate_integrations.runtime.files import (
     JsonlLog,
     find_folder,
+    locked,
+    read_file,
     read_jsonl,
     write_atomically,
     write_folder,
 )
+from rgate_integrations.tuning.collection import answers_file
+from tests.test_index import Letters, passages
 
 
 def contents(folder):
@@ -53,6 +58,22 @@ def test_a_folder_below_the_home_is_found_where_it_was_written(tmp_path, monkeyp
     write_folder("~/mine", {"a": "content"})
     assert (find_folder("~/mine") / "a").read_text() == "content"
     assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_a_file_below_the_home_is_found_where_it_was_written(tmp_path, monkeypatch):
+    """Regression: only folders were. A shell leaves the ``~`` in ``--out=~/gate``."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    write_atomically("~/a.jsonl", '{"a": 1}\n')
+    with locked("~unknown/b"):  # not a home, so it is a name like any other
+        JsonlLog("~/a.jsonl").append([{"a": 2}])
+    assert read_file("~/a.jsonl") == b'{"a": 1}\n{"a": 2}\n'
+    assert [value for _, value in read_jsonl("~/a.jsonl")] == [{"a": 1}, {"a": 2}]
+    assert answers_file("~/gate") == home / "gate.answers.jsonl"
+    saved = PassageIndex.build(passages(), Letters()).save("~/index")
+    assert saved == PassageIndex.load("~/index", Letters()).folder == home / "index"
 
 
 @pytest.mark.parametrize("name", [".", "/", ".."])

@@ -1,11 +1,13 @@
 """LangChain: what is searched ahead, which part of the retrieve arm that is, and what is read of what it finds."""
 
+from operator import itemgetter
+
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from pydantic import Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -71,6 +73,13 @@ class Nested(BaseRetriever):
         return [Document(page_content="nothing of use")]
 
 
+class Choosy(Shelf):
+    """Finds the text for questions alone, and for all else five documents of no use."""
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document(page_content=text) for text in ([TEXT] if "who" in query else OTHERS)]
+
+
 def search(question):
     return {"found": [Document(page_content=TEXT), TEXT, None, 3], "question": question}
 
@@ -98,6 +107,12 @@ FOUND = {
         | RunnableLambda(lambda _: "read"),
         "read",
     ),
+    # Regression: of those that stay documents only the first retriever's were judged.
+    "the best of several retrievers": (SHELVES | RunnableLambda(lambda _: "read"), "read"),
+    "the best of several queries": (
+        RunnableLambda(lambda asked: ["other", asked]) | Choosy().map() | (lambda _: "read"),
+        "read",
+    ),
     # Regression: the order of the retriever counted, not that of the passages that the LLM reads.
     "what a function puts first": (
         {"documents": Shelf(texts=[*OTHERS, TEXT]) | (lambda found: found[::-1])}
@@ -112,6 +127,15 @@ def test_what_is_judged_of_what_an_arm_finds(arm, answer):
     router = router_over(arm)
     assert router.invoke(HELD) == answer
     assert router.invoke("cold weather") == KNOWN
+
+
+@pytest.mark.parametrize("found", [[TEXT], []])
+def test_what_an_arm_only_passes_on_is_judged_if_it_finds_nothing(found):
+    """Regression: documents of the input, such as those of earlier turns, were judged in place of those found."""
+    context = itemgetter("question") | Shelf(texts=found) | format_documents
+    router = router_over(RunnablePassthrough.assign(context=context) | RunnableLambda(lambda _: "read"))
+    given = [Document(page_content=text) for text in ([TEXT], OTHERS)[bool(found)]]
+    assert router.invoke({"question": HELD, "earlier": given}) == "read"
 
 
 @each(STREAMS)

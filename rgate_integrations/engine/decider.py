@@ -284,14 +284,14 @@ class BoundDecision:
     """A decision that travels with a request, so that no component decides again.
 
     Attributes:
-        question: The question in the user's words; the decision's own may be condensed.
+        question: The question in the user's words; the decision's own may be condensed. None for any question.
         decision: The decision.
         gate: The gate that decided, before its adjustment to an LLM.
         llm: The LLM that writes drafts for that gate, if any.
         threshold: The caller's threshold; None for the gate's.
     """
 
-    question: str
+    question: str | None
     decision: Decision
     gate: Any
     llm: Any = None
@@ -299,8 +299,16 @@ class BoundDecision:
 
     def concerns(self, question: str, llm: Any) -> bool:
         """Return whether the decision is about this question and, unless ``llm`` is None, a draft by that LLM."""
-        is_same_llm = llm is None or llm is self.llm
-        return is_same_llm and question.strip() in (self.question.strip(), self.decision.question.strip())
+        if llm is not None and llm is not self.llm:
+            return False
+        own = self.question
+        return own is None or question.strip() in (own.strip(), self.decision.question.strip())
+
+    def about(self, question: str) -> Decision:
+        """Return the decision about a question that it concerns; one for any question has no draft of another one."""
+        if self.question is not None or question.strip() == self.decision.question.strip():
+            return self.decision
+        return self.decision.model_copy(update={"question": question, "draft": None})
 
     def repeats(self, gate: Decider, threshold: float | None) -> bool:
         """Return whether this gate, at this threshold, would only make the same decision again."""

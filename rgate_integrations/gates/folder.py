@@ -26,6 +26,7 @@ from rgate_integrations.gates.artifacts import (
 )
 from rgate_integrations.runtime.files import (
     SHIPPED,
+    expand,
     find_folder,
     json_text,
     parse_json,
@@ -92,7 +93,7 @@ def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
     Raises:
         OSError: The adapter's file cannot be read, or the folder cannot be written.
     """
-    root = Path(folder)
+    root = expand(folder)
     files = gate_files(gate, root.name, read_file(root / ADAPTER, _MAX_WEIGHTS))
     for name in (CARD, CONFIG):  # the config comes last, because it makes the folder a gate
         write_atomically(root / name, files[name])

@@ -25,7 +25,7 @@ from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passages import Passage, check_passages, duplicate_id
 from rgate_integrations.index.retriever import Hit, check_k, check_search
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.files import check_replaceable, locked, write_atomically
+from rgate_integrations.runtime.files import check_replaceable, expand, locked, write_atomically
 from rgate_integrations.runtime.threads import ForkSafeLock
 
 FILE = "index.safetensors"
@@ -297,7 +297,7 @@ class PassageIndex:
         """
         from safetensors.numpy import save
 
-        root = Path(folder)
+        root = expand(folder)
         check_replaceable(root, (FILE,))
         facts = {"format": FORMAT, "embedder": self.embedder.name, "identity": self.embedder.identity}
         # While we hold the lock, files of unfinished saves can only belong to killed processes.
@@ -328,7 +328,7 @@ class PassageIndex:
             RGateError: The embedder's model cannot be found; see `SentenceEmbedder.embed`.
             MissingDependencyError: FAISS is not installed.
         """
-        path = Path(folder) / FILE
+        path = expand(folder) / FILE
         if not path.is_file():
             raise IndexNotFoundError(f"{str(folder)!r} contains no index.", hint=f"Build one: {_BUILD}")
         try:

@@ -44,6 +44,7 @@ class DirectArm:
             `rgate_integrations.langchain.chat_models.with_logprobs`.
         wants_logprobs: Whether to request log-probabilities; False once the LLM has refused them.
         is_cumulative: Whether a parser in the arm sends the whole object again in each chunk.
+        answer_keys: Keys under which its chunks may have the answer, in order of preference.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
@@ -51,6 +52,13 @@ class DirectArm:
         self.with_logprobs = with_logprobs(arm)
         self.wants_logprobs = True
         self.is_cumulative = next(runnables_in(arm, BaseCumulativeTransformOutputParser), None) is not None
+        self.answer_keys: Sequence[str] = _ANSWER_KEYS
+        with suppress(Exception):  # a user's runnable may have any schema
+            # The keys are streamed one after another, so a text under a worse key could come first.
+            schema: Any = arm.get_output_schema()
+            self.answer_keys = next(
+                ((key,) for key in _ANSWER_KEYS if key in schema.model_fields), _ANSWER_KEYS
+            )
 
 
 class ArmAnswer(BufferedAnswer):
@@ -82,10 +90,11 @@ class ArmAnswer(BufferedAnswer):
             chunk = AddableDict(
                 {k: v for k, v in chunk.items() if k not in self._input or v is not self._input[k]}
             )
-        text = extract_text(chunk)
+        keys = self._direct.answer_keys
+        text = extract_text(chunk, keys)
         if text:
             self.partial.pieces.append(text)
-        elif isinstance(chunk, AddableDict) and chunk and _find_answer_key(chunk) is None:
+        elif isinstance(chunk, AddableDict) and chunk and _find_answer_key(chunk, keys) is None:
             self.has_other_content = True
         return text is not None
 
@@ -175,13 +184,13 @@ class ArmStream(ChunkStream):
 _ANSWER_KEYS = ("answer", "output", "result", "response", "generation", "content", "text", "raw")
 
 
-def extract_text(chunk: Any) -> str | None:
+def extract_text(chunk: Any, keys: Sequence[str] = _ANSWER_KEYS) -> str | None:
     """Return a chunk's text, empty if the answer may come later; None for a tool call or a parsed object."""
     if isinstance(chunk, Mapping):
-        key = _find_answer_key(chunk)
+        key = _find_answer_key(chunk, keys)
         if key is not None:
             return extract_text(chunk[key])
-        if isinstance(chunk, AddableDict) and "answer" not in chunk:
+        if isinstance(chunk, AddableDict) and keys[0] not in chunk:
             return ""  # a chain streams its keys one after another, so the answer may come later
     if isinstance(chunk, BaseMessage):
         calls = getattr(chunk, "tool_call_chunks", None) or getattr(chunk, "tool_calls", None)
@@ -190,8 +199,8 @@ def extract_text(chunk: Any) -> str | None:
     return chunk if isinstance(chunk, str) else None
 
 
-def _find_answer_key(chunk: Mapping[str, Any]) -> str | None:
-    for key in _ANSWER_KEYS:
+def _find_answer_key(chunk: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    for key in keys:
         if isinstance(chunk.get(key), str | BaseMessage):
             return key
     return None

@@ -57,22 +57,22 @@ def bind_decision(
         config: The config.
         gate: The gate that decided.
         value: The input.
-        decision: The decision; None, before the gate has decided, binds a decision to search for the question.
+        decision: The decision; None, before the gate has decided, binds a decision to search for any question.
         key: `DECISION_KEY`, or `AHEAD_KEY`.
     """
     # Unwrap the user's bindings and chains: a guarded retriever in an arm compares the gate itself with its own.
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
-    question = "" if decision is None else decision.question
-    # The gate may be the user's own runnable, which reads inputs in its own way.
-    with contextlib.suppress(InvalidQuestionError):
-        turn = parse_question(value, getattr(gate, "input_key", None))
-        # Before a decision, the standalone question of a follow-up that the gate will condense is unknown.
-        if decision is not None or not turn.history or getattr(gate, "condense", None) is None:
-            question = turn.question
+    decision = decision or Decision(question="", retrieve=True, p_known=0.0)
+    question: str | None = None  # while searching ahead, whatever the question becomes in the arm
+    if key == DECISION_KEY:
+        question = decision.question
+        # The gate may be the user's own runnable, which reads inputs in its own way.
+        with contextlib.suppress(InvalidQuestionError):
+            question = parse_question(value, getattr(gate, "input_key", None)).question
     bound = BoundDecision(
         question,
-        decision or Decision(question=question, retrieve=True, p_known=0.0),
+        decision,
         gate=getattr(gate, "origin", gate),
         llm=getattr(gate, "llm", None),
         threshold=read_threshold(gate, config),

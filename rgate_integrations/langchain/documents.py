@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.documents import Document
@@ -17,6 +17,16 @@ def as_passage(document: Document) -> FoundPassage:
     """Convert a document to a passage."""
     metadata = document.metadata or {}  # some stores return None
     return FoundPassage(document.page_content, str(metadata.get("title") or ""))
+
+
+def rankings_in(value: Any) -> Iterator[list[Document]]:
+    """Yield the documents of each list, tuple and mapping that is nested in a value."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        yield [each for each in value if isinstance(each, Document)]
+        for each in value:
+            yield from rankings_in(each)
 
 
 def format_documents(documents: Sequence[Document]) -> str:

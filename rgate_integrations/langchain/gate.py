@@ -207,8 +207,12 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         if drafts is not None:
             for call, draft in zip(calls, drafts, strict=True):
                 call.draft = draft
-        elif self._drafter is not None:
-            yield from self._drafter.write_for(waiting)
+        else:
+            for call in waiting:
+                self._reuse(call)
+            waiting = [call for call in waiting if call.result is None]
+            if self._drafter is not None:
+                yield from self._drafter.write_for(waiting)
         outcomes = yield from self.gate.outcomes([call.item() for call in waiting])
         for call, outcome in zip(waiting, outcomes, strict=True):
             changes: dict[str, Any] = {}
@@ -226,11 +230,18 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         call = GateCall.read(single, self.input_key)
         call.threshold = read_threshold(self, single.config)
         bound = read_bound(single.config)
-        if call.result is not None or bound is None or not reuse:
-            return call
-        if bound.concerns(call.turn.question, self.llm) and bound.repeats(self.origin, call.threshold):
-            call.result = bound.decision
+        # A decision for any question waits until the question is condensed.
+        if call.result is None and bound is not None and bound.question is not None and reuse:
+            self._reuse(call)
         return call
+
+    def _reuse(self, call: GateCall) -> None:
+        """Take the decision that is bound to a call, if the gate would only repeat it."""
+        bound, question = read_bound(call.run.config), call.turn.question
+        if bound is None or not bound.repeats(self.origin, call.threshold):
+            return
+        if bound.concerns(question, self.llm):
+            call.result = bound.about(question)
 
     def route(
         self,

@@ -71,7 +71,11 @@ def emit_searched(single: Run, result: Any) -> Flow[Any]:
     if isinstance(decision := check_decision(result), Exception):
         return decision
     bound = read_bound(searching(single.config))
-    if bound is None or bound.decision is not decision:  # otherwise the surrounding router has emitted it
+    # What a router decided, it emits itself.
+    is_routers = bound is not None and (
+        bound.decision is decision or (bound.question is None and bound.about(decision.question) == decision)
+    )
+    if not is_routers:
         yield from emit_decision_event(decision, single.child())
     if decision.question.strip():
         return decision

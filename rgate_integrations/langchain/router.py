@@ -37,7 +37,7 @@ from rgate_integrations.langchain.bound_decision import (
     read_threshold,
 )
 from rgate_integrations.langchain.chat_models import instances_in
-from rgate_integrations.langchain.documents import as_passage
+from rgate_integrations.langchain.documents import as_passage, rankings_in
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
 from rgate_integrations.langchain.search_ahead import ArmSearch, RetrieverRuns, split_arm
@@ -384,13 +384,16 @@ class RouterCall(RoutedCall[RouterInput]):
         super().drop_search()
 
     def read_passages(self, item: RouterInput) -> Sequence[FoundPassage]:
-        """Return the documents in the result of the search, or else what its retrievers found."""
-        documents = list(instances_in(item.passages, Document))
-        if not documents and item.retrievers:
-            # The chain has turned them into text. Only the first few are judged, so retrievers take turns.
-            ranks = zip_longest(*(instances_in(result, Document) for result in item.retrievers.documents))
-            documents = [document for rank in ranks for document in rank if document is not None]
-        return list(map(as_passage, documents))
+        """Return the documents in the result of the search, or else what its retrievers found, or what was given."""
+        given = set(map(id, instances_in(item.run.input, Document)))
+        results = list(rankings_in(item.passages))
+        rankings = [[document for document in each if id(document) not in given] for each in results]
+        if not any(rankings) and item.retrievers:  # the chain has turned them into text
+            rankings = list(rankings_in(item.retrievers.documents))
+        # Only the first few are judged, so searches take turns.
+        ranks = zip_longest(*(rankings if any(rankings) else results))
+        documents = [document for rank in ranks for document in rank if document is not None]
+        return list(dict.fromkeys(map(as_passage, documents)))
 
     def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
         """Emit the decision, and bind it to the arms' config, so that the same gate in an arm reuses it."""

@@ -32,6 +32,11 @@ SHIPPED = Path(__file__).parents[1] / "weights"
 """The folder with the files that ship with the package."""
 
 
+def expand(path: str | Path) -> Path:
+    """Return a path with the home folder in place of a leading ``~``, which shells leave in ``--out=~/gate``."""
+    return Path(os.path.expanduser(path))  # the method of `Path` raises for an unknown user's home
+
+
 def write_atomically(path: str | Path, content: bytes | str) -> Path:
     """Write or replace a file atomically, and return its path.
 
@@ -44,7 +49,7 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
         WriteError: The file could not be written, for example because the disk is full; an earlier one is
             unchanged.
     """
-    target = Path(path)
+    target = expand(path)
     with _temporary(target) as temporary:
         _write(temporary, content)
         temporary.replace(target)
@@ -63,7 +68,7 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
         WriteError: The folder could not be written, for example because the disk is full; an earlier folder is
             unchanged.
     """
-    target = Path(os.path.expanduser(folder))
+    target = expand(folder)
     with _temporary(target) as temporary:
         for name, content in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +163,7 @@ def check_output(out: str | Path, *inputs: object, files: Iterable[str] | None =
 def find_folder(folder: str | Path) -> Path:
     """Return the path of a folder's content: the folder, or its backup if `rename_folder` was killed halfway."""
     # For an impossible file name, `os.path` returns False and `Path` raises.
-    target = Path(os.path.expanduser(folder))
+    target = expand(folder)
     if os.path.exists(target):
         return target
     backup = _beside(target, "before")
@@ -183,7 +188,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
             folder, another user could have made it point to any file of ours).
     """
     # Use the real path, so that a link and its target have the same lock.
-    real = Path(target).expanduser().resolve()
+    real = expand(target).resolve()
     path = real.with_name(f".{real.name}.lock")
     lock = FileLock(path)
     try:
@@ -223,7 +228,7 @@ def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
         OSError: The file cannot be read, is not a regular file, or is too large.
     """
     no_wait = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would otherwise wait for its other end
-    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | no_wait)) as file:
+    with open(expand(path), "rb", opener=lambda path, flags: os.open(path, flags | no_wait)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, f"{os.path.basename(path)} is not a regular file")
@@ -257,7 +262,7 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
         DataFormatError: The file cannot be read, or a line is not UTF-8, not JSON, or longer than 64 MiB; the
             message names file and line.
     """
-    path = Path(path)
+    path = expand(path)
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             # Bounded reads, because a file without line feeds would fill the memory.
@@ -286,7 +291,7 @@ class JsonlLog:
     """
 
     def __init__(self, path: str | Path, keys: Collection[str] = ()) -> None:
-        self.path = Path(path)
+        self.path = expand(path)
         self._keys = frozenset(keys)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from rgate_integrations.gates.ability import ABILITY, Ability, resolve_ability, 
 from rgate_integrations.gates.heads import ALWAYS_READ
 from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import SHIPPED, check_replaceable, locked
+from rgate_integrations.runtime.files import SHIPPED, check_replaceable, expand, locked
 from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.arms import Arm, describe_thinking
@@ -84,7 +84,7 @@ def measure_ability(
         LockedError: Another process is using ``out``.
         WriteError: A file could not be written, for example because the disk is full.
     """
-    folder = Path(out)
+    folder = expand(out)
     check_replaceable(folder, (ABILITY,))
     answers_path = answers_file(folder)
     # We lock the answers and not the folder, because the folder is replaced as a whole at the end.

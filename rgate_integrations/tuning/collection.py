@@ -26,7 +26,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.models.download import cache_dir
 from rgate_integrations.models.remote import RemoteModel
-from rgate_integrations.runtime.files import JsonlLog, json_line, locked
+from rgate_integrations.runtime.files import JsonlLog, expand, json_line, locked
 from rgate_integrations.runtime.records import Record
 from rgate_integrations.tuning.arms import SAMPLE, Arm, ModelArm
 from rgate_integrations.tuning.questions import Question
@@ -318,7 +318,7 @@ class Answers:
 
 def answers_file(out: str | Path) -> Path:
     """Return the path of the file of answers next to ``out``, which is a file of paired data or a folder."""
-    path = Path(out)
+    path = expand(out)
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
 
 

@@ -22,7 +22,7 @@ from rgate_integrations.gates.folder import ADAPTER, save_adapter
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.pretrained import quiet
-from rgate_integrations.runtime.files import check_replaceable, rename_folder, write_atomically
+from rgate_integrations.runtime.files import check_replaceable, expand, rename_folder, write_atomically
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.questions import DataFile, all_examples, check_labels
 from rgate_integrations.tuning.self_labels import SampledLabel
@@ -173,7 +173,7 @@ def fine_tune(
     """
     if not pairs:
         raise ConfigurationError("The data have no training pairs.", hint="Check that the data have claims.")
-    check_replaceable(out, (ADAPTER,))
+    check_replaceable(out := expand(out), (ADAPTER,))
     proxy = TransformersProxy(model)
     rows = []
     for pair in pairs:

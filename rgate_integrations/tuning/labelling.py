@@ -19,7 +19,7 @@ from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
-from rgate_integrations.runtime.files import check_output, json_line, locked, write_atomically
+from rgate_integrations.runtime.files import check_output, expand, json_line, locked, write_atomically
 from rgate_integrations.runtime.replies import describe_non_answer
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
@@ -325,7 +325,7 @@ def collect(
         LockedError: Another process is writing to the file.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.
     """
-    out = Path(out)
+    out = expand(out)
     check_output(out, questions)
     answers_path = answers_file(out)
     arms: dict[ArmName, Arm] = {"direct": ModelArm(llm, tokens=tokens)}

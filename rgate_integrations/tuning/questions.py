@@ -15,6 +15,7 @@ import numpy as np
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.runtime.arrays import BoolArray
+from rgate_integrations.runtime.files import expand
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
@@ -171,7 +172,7 @@ class DataFile:
                 f"{path} has no new questions: the file is empty, or earlier files have them all.",
                 hint="Add questions, or leave this file out.",
             )
-        return cls(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), tuple(examples))
+        return cls(path.name, hashlib.sha256(expand(path).read_bytes()).hexdigest(), tuple(examples))
 
     def as_provenance(self) -> dict[str, Any]:
         """Return name, checksum, number of questions and share of known ones, as JSON values."""

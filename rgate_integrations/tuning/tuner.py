@@ -16,7 +16,7 @@ from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
-from rgate_integrations.runtime.files import check_output, find_folder, locked, write_folder
+from rgate_integrations.runtime.files import check_output, expand, find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
 from rgate_integrations.tuning.collection import (
@@ -164,7 +164,7 @@ def tune(
         LockedError: Another process is using ``out``.
     """
     options = options or TuneOptions()
-    folder = Path(out)
+    folder = expand(out)
     # Check the prior and the folder first, so that errors are raised before any LLM call is paid for.
     read_prior(options.init_from)
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
