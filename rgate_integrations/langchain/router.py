@@ -39,6 +39,7 @@ from rgate_integrations.langchain.bound_decision import (
 from rgate_integrations.langchain.chat_models import instances_in
 from rgate_integrations.langchain.documents import as_passage
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
+from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
 from rgate_integrations.langchain.search_ahead import ArmSearch, RetrieverRuns, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
@@ -79,7 +80,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Raises:
         ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
-            retriever. Or a call's config replaces the gate of a router with answer first.
+            retriever. Or a call's config replaces the gate of a router with answer first. Raised by a call: the gate
+            does not return a `Decision`.
     """
 
     gate: Runnable[Any, Decision]
@@ -330,17 +332,16 @@ class RouterCall(RoutedCall[RouterInput]):
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Return the gate's decision or error for each input, asking once for the whole batch."""
-        decisions: list[Decision | Exception] = yield self._ask(self.router.gate, "gate")
-        return decisions
+        return (yield from self._ask(self.router.gate, "gate"))
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
         """Return the question gate's decision or error for each input, asking once for the whole batch."""
-        decisions: list[Decision | Exception] = yield self._ask(self.strategy.question_gate, "first_look")
-        return decisions
+        return (yield from self._ask(self.strategy.question_gate, "first_look"))
 
-    def _ask(self, gate: Any, tag: str) -> BatchCall:
+    def _ask(self, gate: Any, tag: str) -> Flow[Sequence[Decision | Exception]]:
         values = [item.gate_input for item in self.inputs]
-        return BatchCall(gate, values, [item.run.child(tag) for item in self.inputs])
+        results = yield BatchCall(gate, values, [item.run.child(tag) for item in self.inputs])
+        return list(map(check_decision, results))
 
     def judge(self, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
         """Return the judge's decision or error for each partial answer, asking once for all."""
@@ -352,8 +353,8 @@ class RouterCall(RoutedCall[RouterInput]):
             values.append(item.screening.question if is_condensed and item.screening else item.gate_input)
         configs = [item.run.child("gate") for item in inputs]
         drafts = [item.draft for item in inputs]
-        decisions: list[Decision | Exception] = yield BatchCall(judge, values, configs, drafts=drafts)
-        return decisions
+        results = yield BatchCall(judge, values, configs, drafts=drafts)
+        return list(map(check_decision, results))
 
     def begin(self, item: RouterInput) -> ArmAnswer:
         """Return the direct arm's answer, which starts when its first chunk is requested."""
