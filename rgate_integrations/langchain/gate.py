@@ -117,6 +117,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     _gate_name: str | None = PrivateAttr(default=None)
     _origin: Decider = PrivateAttr()
+    _adjusted: dict[tuple[Decider, str], Decider] = PrivateAttr(default_factory=dict)
     _drafter: ChatDrafter | None = PrivateAttr(default=None)
 
     def __init__(
@@ -167,7 +168,11 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
         """Return a copy for the LLM of an arm; itself if nothing changes, as when ``llm_name`` was given."""
-        gate = self.gate.for_llm(get_llm_name(direct), LLM_NAME_SOURCE)
+        key = self.gate, get_llm_name(direct)
+        # Kept, because calls whose config has this gate share its batches only if they share the copy.
+        if key not in self._adjusted:
+            self._adjusted[key] = self.gate.for_llm(key[1], LLM_NAME_SOURCE)
+        gate = self._adjusted[key]
         return self if gate is self.gate else self.model_copy(update={"gate": gate})
 
     @property

@@ -68,9 +68,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     search's exception, as it would without a gate.
 
     Args:
-        gate: A `RetrievalGate`, or any runnable from a question to a `Decision`. The same gate inside an arm
-            reuses the decision. While the arm searches before there is one, a retriever that this gate guards
-            searches for every question.
+        gate: A `RetrievalGate`, which is adjusted to the LLM of ``direct``, or any runnable from a question to a
+            `Decision`. The same gate inside an arm reuses the decision. While the arm searches before there is one,
+            a retriever that this gate guards searches for every question.
         retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
@@ -118,6 +118,10 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 "A call's own gate would not judge the answer that begins: answer_first= keeps the chain's gates.",
                 hint="Make one chain per gate with route(...), and choose a chain per call.",
             )
+        # Of the class: a configurable gate would pass on the attribute of its default.
+        adapt = getattr(type(gate), "for_arm", None)
+        if adapt is not None:
+            self.gate = adapt(gate, self.direct)
         # Made once, because the direct arm remembers what its LLM refuses. An unsuitable retrieve arm raises here.
         self._direct_arm = DirectArm(self.direct)
         self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
