@@ -161,6 +161,25 @@ def test_copies_and_pickles(again):
     assert router.invoke("Ada") == "ada"
 
 
+@pytest.mark.parametrize("answer_first", [False, AnswerFirst(prefetch=True, question_gate=None)])
+def test_a_copy_with_other_arms_runs_these(answer_first):
+    """Regression: with answer first, and with a search ahead, it ran those of the original."""
+    old = {
+        "retrieve": Search() | (lambda found: "old"),
+        "direct": RunnableLambda(lambda asked: f"old {asked}"),
+    }
+    new = {
+        "retrieve": Search() | (lambda found: "new"),
+        "direct": RunnableLambda(lambda asked: f"new {asked}"),
+    }
+    router = RetrievalGate(Judge()).route(**old, answer_first=answer_first)
+    copied = router.model_copy(update=new)
+    for chain, age in ((copied, "new"), (router, "old")):
+        assert [chain.invoke("unknown?"), chain.invoke("b")] == [age, f"{age} b"]
+    copied.direct, copied.retrieve = old["direct"], old["retrieve"]
+    assert [copied.invoke("unknown?"), copied.invoke("b")] == ["old", "old b"]
+
+
 # --- shown and described -----------------------------------------------------------------------------------
 
 

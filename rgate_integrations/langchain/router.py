@@ -92,6 +92,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     _direct_arm: DirectArm = PrivateAttr()
     _search_arm: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None = PrivateAttr()
+    _prepared: tuple[Any, Any] = PrivateAttr(default=(None, None))
 
     def __init__(
         self,
@@ -122,9 +123,15 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         adapt = getattr(type(gate), "for_arm", None)
         if adapt is not None:
             self.gate = adapt(gate, self.direct)
-        # Made once, because the direct arm remembers what its LLM refuses. An unsuitable retrieve arm raises here.
-        self._direct_arm = DirectArm(self.direct)
-        self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
+        self._prepare_arms()  # an unsuitable retrieve arm raises here
+
+    def _prepare_arms(self) -> None:
+        """Prepare both arms: once, because the direct arm remembers what its LLM refuses; a copy may have others."""
+        if self._prepared[0] is not self.direct:
+            self._direct_arm = DirectArm(self.direct)
+        if self._prepared[1] is not self.retrieve:
+            self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
+        self._prepared = (self.direct, self.retrieve)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -231,6 +238,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def _route(self, runs: list[Run]) -> Flow[Sequence[RouterInput]]:
         """Decide about a batch; each input's result is what remains to run, or its exception."""
+        self._prepare_arms()
         call = RouterCall(self, runs, self._direct_arm, self._search_arm)
         if self.condensed_key is not None:
             yield from call.condense(self.condensed_key)
