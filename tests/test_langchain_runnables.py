@@ -25,7 +25,7 @@ from rgate_integrations.langchain import (
     gated_rag,
 )
 from rgate_integrations.langchain.router import RetrievalRouter
-from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each
+from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each
 
 READABLE = [
     RetrievalGate,
@@ -56,6 +56,19 @@ def test_a_threshold_that_is_none(threshold, call):
     assert judge.calls == []
     with pytest.raises(ConfigurationError, match="threshold must be a finite number of at least 0"):
         RetrievalGate(judge, threshold=threshold)
+
+
+@pytest.mark.parametrize("look_first", [False, True])
+@each(BATCHES)
+def test_a_threshold_that_is_none_stays_with_its_input(call, look_first):
+    """Regression: the whole batch failed."""
+    gate = RetrievalGate(Judge())
+    router = gate.route(retrieve=Search() | str, direct=lambda asked: f"D:{asked}", look_first=look_first)
+    configs = [{}, {"configurable": {"retrieval_threshold": "high"}}, {}]
+    for runnable in (gate, gate.guard(Search()), router):
+        found = call(runnable, ["a", "b", "c"], configs, return_exceptions=True)
+        assert [isinstance(each, ConfigurationError) for each in found] == [False, True, False]
+    assert [found[0], found[2]] == ["D:a", "D:c"]
 
 
 def test_configurable_fields():

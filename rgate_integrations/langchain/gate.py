@@ -193,7 +193,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
         """Decide for a batch in one call of the gate; an input without a question gets its own error.
 
-        So does an input whose decision fails, if the gate has ``on_error="raise"``.
+        So does an input with an invalid threshold, or whose decision fails, if the gate has ``on_error="raise"``.
 
         A router passes ``drafts``, one per input: a draft to judge, None, or the error if writing it failed.
 
@@ -228,7 +228,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
         """Return the call for an input; with ``reuse``, a bound decision that it would only repeat is its result."""
         call = GateCall.read(single, self.input_key)
-        call.threshold = read_threshold(self, single.config)
+        try:
+            call.threshold = read_threshold(self, single.config)
+        except ConfigurationError as error:
+            call.result = error
         bound = read_bound(single.config)
         if call.result is not None or bound is None or not reuse:
             return call

@@ -245,7 +245,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         yield from call.route()
         for item in call.inputs:
             item.result = call.remaining_run(item)
-        return call.inputs
+        return call.given
 
 
 def _executor_size(size: int) -> int:
@@ -304,6 +304,9 @@ class RouterCall(RoutedCall[RouterInput]):
         runs: Its inputs and their runs.
         direct: Its direct arm.
         search: The searching part of its retrieve arm, and the rest; None without a search ahead.
+
+    Attributes:
+        given: All inputs; those with an invalid threshold already have it as their result, and are not routed.
     """
 
     def __init__(
@@ -313,12 +316,14 @@ class RouterCall(RoutedCall[RouterInput]):
         direct: DirectArm,
         search: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None,
     ) -> None:
-        inputs = []
-        for single in runs:
-            threshold = read_threshold(router.gate, single.config)
-            # A copy, because the decision is bound to the arms' config and not to the caller's.
-            inputs.append(RouterInput(threshold=threshold, run=replace(single), gate_input=single.input))
-        super().__init__(router.strategy, inputs)
+        # Copies, because the decision is bound to the arms' config and not to the caller's.
+        self.given = [RouterInput(run=replace(single), gate_input=single.input) for single in runs]
+        for item in self.given:
+            try:
+                item.threshold = read_threshold(router.gate, item.run.config)
+            except ConfigurationError as error:
+                item.result = error
+        super().__init__(router.strategy, [item for item in self.given if item.result is None])
         self.router = router
         self._direct = direct
         self._search = search
