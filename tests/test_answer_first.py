@@ -323,6 +323,54 @@ def test_listeners_around_the_router_get_no_dropped_token_of_a_bound_arm(call, b
     assert "".join(shown.tokens) == WHOLE
 
 
+class OpenRuns(EventRecorder):
+    """A user's own tracing: the runs that have not ended, and the errors of the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.errors = set(), []
+
+    def on_chain_start(self, *args, run_id, **kwargs):
+        self.open.add(run_id)
+
+    on_chat_model_start = on_chain_start
+
+    def on_chain_end(self, *args, run_id, **kwargs):
+        self.open.remove(run_id)
+
+    on_llm_end = on_chain_end
+
+    def on_chain_error(self, error, *, run_id, **kwargs):
+        self.open.remove(run_id)
+        self.errors.append(type(error).__name__)
+
+    on_llm_error = on_chain_error
+
+
+@each(WAYS)
+def test_listeners_see_the_runs_of_a_released_answer_fail(call):
+    """Regression: if the LLM failed after its answer was released, these runs never ended."""
+    shown = OpenRuns()
+    with pytest.raises(OSError, match="connection lost"):
+        call(routed(spoken(Writer(fails_at=6))), "a known one?", {"callbacks": [shown]})
+    assert shown.open == set()
+    assert set(shown.errors) == {"OSError"}
+    assert "".join(shown.tokens) == "It is surely the one that "
+
+
+async def test_listeners_see_the_runs_end_of_a_released_answer_that_its_reader_leaves():
+    """Regression: they stayed open."""
+    writer, shown, awaiting = Writer(), OpenRuns(), OpenRuns()
+    router = routed(spoken(writer))
+    chunks = router.stream("a known one?", {"callbacks": [shown]})
+    awaited = router.astream("a known one?", {"callbacks": [awaiting]})
+    assert next(chunks) == await anext(awaited) == "It "
+    chunks.close()
+    await awaited.aclose()
+    assert shown.open == awaiting.open == set()
+    assert await nothing_left(lambda: writer.ended == ["closed", "closed"])
+
+
 HOOKED = ContextVar("hooked", default=None)
 register_configure_hook(HOOKED, inheritable=True)
 

@@ -159,6 +159,19 @@ def test_the_chain_of_the_corpus_streams(gate, call):
     assert chunks == [f"{word} " for word in UNSURE.split(" ")]
 
 
+@each(SINGLES)
+def test_in_a_function_that_passes_no_config_on_the_chain_of_the_corpus_streams(gate, call):
+    """Regression: the first chain did."""
+    chain = CorpusChain(parts=chains())
+
+    async def astream(asked):
+        async for chunk in chain.astream(asked):
+            yield chunk
+
+    router = routed(gate, RunnableLambda(lambda asked: "".join(chain.stream(asked)), astream))
+    assert call(router, "unknown to hr") == "hr: unknown to hr"
+
+
 @pytest.mark.parametrize("config", [None, {"max_concurrency": 1}], ids=["", "limited"])
 @each(BATCHES)
 def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_each_chain(gate, call, config):

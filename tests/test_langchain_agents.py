@@ -6,6 +6,7 @@ from langchain.agents.middleware import wrap_model_call
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from pydantic import Field
 
@@ -128,6 +129,12 @@ def changing(change):
 def agent_of(model, *before, tools=("search_docs",), gate=None, after=()):
     middleware = RetrievalGateMiddleware(gate or Judge(), tools=list(tools))
     return create_agent(model, [search_docs, add], middleware=[*before, middleware, *after])
+
+
+def test_a_gate_must_return_a_decision():
+    agent = agent_of(Agent(), gate=RunnableLambda(lambda messages: True))
+    with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
+        ask(agent, "known?")
 
 
 def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():

@@ -11,7 +11,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.langchain import ClaimQueryRewriter, GatedRetriever, RetrievalGate
+from rgate_integrations.langchain import ClaimQueryRewriter, GatedRetriever, RetrievalGate, gate_node
 from tests.begun_answers import EventRecorder
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each, texts
 
@@ -226,6 +226,8 @@ def test_what_cannot_guard_or_be_guarded(search):
         GatedRetriever(retriever=search, gate=RunnableLambda(lambda q: True)).invoke("b")
     with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
         ClaimQueryRewriter(RunnableLambda(lambda q: True)).invoke("b")
+    with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
+        gate_node(RunnableLambda(lambda q: True)).invoke({"question": "b"})
     assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
 
 

@@ -25,7 +25,7 @@ from rgate_integrations.langchain import (
     gated_rag,
 )
 from rgate_integrations.langchain.router import RetrievalRouter
-from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each
+from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each
 
 READABLE = [
     RetrievalGate,
@@ -56,6 +56,19 @@ def test_a_threshold_that_is_none(threshold, call):
     assert judge.calls == []
     with pytest.raises(ConfigurationError, match="threshold must be a finite number of at least 0"):
         RetrievalGate(judge, threshold=threshold)
+
+
+@pytest.mark.parametrize("look_first", [False, True])
+@each(BATCHES)
+def test_a_threshold_that_is_none_stays_with_its_input(call, look_first):
+    """Regression: the whole batch failed."""
+    gate = RetrievalGate(Judge())
+    router = gate.route(retrieve=Search() | str, direct=lambda asked: f"D:{asked}", look_first=look_first)
+    configs = [{}, {"configurable": {"retrieval_threshold": "high"}}, {}]
+    for runnable in (gate, gate.guard(Search()), router):
+        found = call(runnable, ["a", "b", "c"], configs, return_exceptions=True)
+        assert [isinstance(each, ConfigurationError) for each in found] == [False, True, False]
+    assert [found[0], found[2]] == ["D:a", "D:c"]
 
 
 def test_configurable_fields():
@@ -159,6 +172,25 @@ def test_copies_and_pickles(again):
     assert dumpd(again(gate)) == dumpd(gate)
     router = again(gate.route(retrieve=str.upper, direct=str.lower))
     assert router.invoke("Ada") == "ada"
+
+
+@pytest.mark.parametrize("answer_first", [False, AnswerFirst(prefetch=True, question_gate=None)])
+def test_a_copy_with_other_arms_runs_these(answer_first):
+    """Regression: with answer first, and with a search ahead, it ran those of the original."""
+    old = {
+        "retrieve": Search() | (lambda found: "old"),
+        "direct": RunnableLambda(lambda asked: f"old {asked}"),
+    }
+    new = {
+        "retrieve": Search() | (lambda found: "new"),
+        "direct": RunnableLambda(lambda asked: f"new {asked}"),
+    }
+    router = RetrievalGate(Judge()).route(**old, answer_first=answer_first)
+    copied = router.model_copy(update=new)
+    for chain, age in ((copied, "new"), (router, "old")):
+        assert [chain.invoke("unknown?"), chain.invoke("b")] == [age, f"{age} b"]
+    copied.direct, copied.retrieve = old["direct"], old["retrieve"]
+    assert [copied.invoke("unknown?"), copied.invoke("b")] == ["old", "old b"]
 
 
 # --- shown and described -----------------------------------------------------------------------------------

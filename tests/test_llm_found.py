@@ -22,6 +22,7 @@ from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.langchain.chat_models import get_llm_name
+from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.llama_index import GatedQueryEngine, RetrievalGateSelector
 from tests.llama_index_parts import Rag
 from tests.scripted_proxy import ScriptedProxy
@@ -129,6 +130,20 @@ def test_a_router_judges_the_llm_of_its_direct_arm():
     retrieve = RunnableLambda(lambda x: []) | PROMPT | BIG
     looking = gate.route(retrieve=retrieve, direct=PROMPT | BIG, look_first=True)
     assert ability_of(looking.gate.gate).llm.startswith("gpt-4o")
+
+
+def test_a_gate_in_a_calls_config_or_a_loaded_router_judges_that_llm_too():
+    """Regression: it assumed an LLM of 8B parameters."""
+    arms = {"retrieve": PROMPT | BIG, "direct": PROMPT | SMALLEST}
+    chain = RetrievalGate("constant:never").route(**arms).configurable_fields(gate=ConfigurableField("gate"))
+    for given, judged in (("", "llama-3.2-1b"), ("phi-4", "phi-4")):
+        gate = RetrievalGate(llm_name=given)
+        called, _ = chain.prepare({"configurable": {"gate": gate}})
+        for router in (called, RetrievalRouter(gate, **arms)):  # a router is loaded with its plain gate
+            assert ability_of(router.gate.gate).llm.startswith(judged)
+            assert router.gate.gate is called.gate.gate, "calls share its batches"
+    configurable = gate.configurable_fields(threshold=ConfigurableField("t"))
+    assert RetrievalRouter(configurable, **arms).gate is configurable
 
 
 @pytest.mark.parametrize(("given", "judged"), [("", "gpt-4o"), ("phi-4", "phi-4")])

@@ -268,6 +268,7 @@ class BufferedAnswer(ABC):
                 yield chunk
         finally:
             run(self.close())
+            run(self.flush_events())
 
     async def astream(self) -> AsyncGenerator[Any]:
         """Release the answer chunk by chunk: the held ones, then the new ones."""
@@ -276,6 +277,7 @@ class BufferedAnswer(ABC):
                 yield chunk
         finally:
             await arun(self.close())
+            await arun(self.flush_events())
 
     def drain(self) -> Step:
         """Return a step that releases the answer; its result is the list of all chunks."""

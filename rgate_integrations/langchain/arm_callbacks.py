@@ -120,18 +120,21 @@ class BufferingHandler(BaseCallbackHandler):
         self._writer: UUID | None = None
         self.running: set[UUID] = set()
         self._is_shut_down = False
+        self._is_released = False
 
     def shut_down(self) -> None:
-        """Stop the LLM at its next token, and drop the events.
+        """Stop the LLM at its next token, and drop the events, unless listeners have already got some.
 
         They are dropped at once: the traceback of an error among them would keep the arm's generators, and with them
         the LLM's stream, open until the next garbage collection.
         """
         self._is_shut_down = True
-        self._events.clear()
+        if not self._is_released:
+            self._events.clear()
 
     def flush(self) -> Flow[None]:
         """Pass the kept events to the listeners, in order."""
+        self._is_released = True
         while self._events:
             event, args, kwargs = self._events.pop(0)
             ignored_by = _IGNORED_BY.get(event)
@@ -139,8 +142,11 @@ class BufferingHandler(BaseCallbackHandler):
 
     def keep(self, event: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep an event until it is flushed."""
-        if self._listeners and not self._is_shut_down:
-            self._events.append((event, args, kwargs))
+        if not self._listeners or (self._is_shut_down and not self._is_released):
+            return
+        if self._is_shut_down and event.endswith("_error"):
+            args = (GenerationCancelled(),)  # without the traceback, see `shut_down`
+        self._events.append((event, args, kwargs))
 
     # --- called by LangChain ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
+from langchain_core.runnables.config import ensure_config
 from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
 
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
@@ -118,7 +119,7 @@ class CorpusChain(PerCorpus[Input, Output]):
                 yield chunk
 
     def _chain(self, config: RunnableConfig | None) -> Runnable[Any, Any]:
-        return self.parts[self.choose(config or {})[0]]
+        return self.parts[self.choose(ensure_config(config))[0]]
 
 
 class CorpusRetriever(PerCorpus[str, list[Document]], FlowRetriever):

@@ -117,6 +117,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     _gate_name: str | None = PrivateAttr(default=None)
     _origin: Decider = PrivateAttr()
+    _adjusted: dict[tuple[Decider, str], Decider] = PrivateAttr(default_factory=dict)
     _drafter: ChatDrafter | None = PrivateAttr(default=None)
 
     def __init__(
@@ -167,7 +168,11 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
         """Return a copy for the LLM of an arm; itself if nothing changes, as when ``llm_name`` was given."""
-        gate = self.gate.for_llm(get_llm_name(direct), LLM_NAME_SOURCE)
+        key = self.gate, get_llm_name(direct)
+        # Kept, because calls whose config has this gate share its batches only if they share the copy.
+        if key not in self._adjusted:
+            self._adjusted[key] = self.gate.for_llm(key[1], LLM_NAME_SOURCE)
+        gate = self._adjusted[key]
         return self if gate is self.gate else self.model_copy(update={"gate": gate})
 
     @property
@@ -188,8 +193,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
         """Decide for a batch in one call of the gate.
 
-        An input without a question gets an error as its result. So does an input whose decision fails, if the gate
-        has ``on_error="raise"``.
+        An input without a question or with an invalid threshold gets an error as its result. So does one whose
+        decision fails, if the gate has ``on_error="raise"``.
 
         A router passes ``drafts``, one per input: a draft to judge, None, or the error if writing it failed.
 
@@ -228,7 +233,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
         """Return the call for an input; with ``reuse``, its result is a bound decision that the gate would repeat."""
         call = GateCall.read(single, self.input_key)
-        call.threshold = read_threshold(self, single.config)
+        try:
+            call.threshold = read_threshold(self, single.config)
+        except ConfigurationError as error:
+            call.result = error
         bound = read_bound(single.config)
         # A decision for any question waits until the question is condensed.
         if call.result is None and bound is not None and bound.question is not None and reuse:

@@ -20,6 +20,7 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain.bound_decision import emit_decision_event
 from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
+from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 from rgate_integrations.runtime.replies import get_field
 
@@ -64,6 +65,7 @@ def gate_node(
     Raises:
         RGateError: The gate is invalid; see `RetrievalGate`.
         InvalidQuestionError: Raised by the node: the state has no question.
+        ConfigurationError: Raised by the node: the gate does not return a `Decision`.
 
     Example:
         >>> node = gate_node("constant:never")
@@ -73,7 +75,7 @@ def gate_node(
     judge = as_gate_runnable(gate)
 
     def decide_flow(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
-        decision = yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)
+        decision: Any = check_decision((yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)))
         # A gate does not emit its decisions: its router does, but a node has no router around it.
         yield from emit_decision_event(decision, config)
         return {decision_key: decision}

@@ -19,6 +19,7 @@ from rgate_integrations.errors import (
 from rgate_integrations.langchain.bound_decision import emit_decision_event
 from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
 from rgate_integrations.langchain.graph import retrieves
+from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 try:
@@ -61,7 +62,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     Raises:
         ConfigurationError: The gate is invalid, or ``tools`` is not a list, tuple or set, is empty, or has a
-            tool without a name.
+            tool without a name. Raised by a call of the agent: the gate does not return a `Decision`.
         UnknownNameError: No gate has that name. Raised by the first call of the model: the agent lacks a tool
             that is named in ``tools``.
         ModelLoadError: A trained gate cannot be read.
@@ -120,9 +121,9 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return self._block_tool_call(request) or await handler(request)
 
     def _decide(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
-        decision: Decision
+        decision: Any
         try:
-            decision = yield Call(self.gate.invoke, self.gate.ainvoke, messages)
+            decision = check_decision((yield Call(self.gate.invoke, self.gate.ainvoke, messages)))
         except InvalidQuestionError as error:  # an agent may run without a question
             (decision,) = yield from self._without_question.flow([Failed(error)])
         yield from emit_decision_event(decision)

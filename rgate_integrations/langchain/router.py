@@ -39,6 +39,7 @@ from rgate_integrations.langchain.bound_decision import (
 from rgate_integrations.langchain.chat_models import instances_in
 from rgate_integrations.langchain.documents import as_passage, rankings_in
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
+from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
 from rgate_integrations.langchain.search_ahead import ArmSearch, RetrieverRuns, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
@@ -67,9 +68,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     search's exception, as it would without a gate.
 
     Args:
-        gate: A `RetrievalGate`, or any runnable from a question to a `Decision`. The same gate inside an arm
-            reuses the decision. While the arm searches before there is a decision, a retriever that this gate
-            guards searches for every question.
+        gate: A `RetrievalGate`, which is adjusted to the LLM of ``direct``, or any runnable from a question to a
+            `Decision`. The same gate inside an arm reuses the decision. While the arm searches before there is one,
+            a retriever that this gate guards searches for every question.
         retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
@@ -79,7 +80,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Raises:
         ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
-            retriever. Or a call's config replaces the gate of a router with answer first.
+            retriever. Or a call's config replaces the gate of a router with answer first. Raised by a call: the gate
+            does not return a `Decision`.
     """
 
     gate: Runnable[Any, Decision]
@@ -90,6 +92,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     _direct_arm: DirectArm = PrivateAttr()
     _search_arm: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None = PrivateAttr()
+    _prepared: tuple[Any, Any] = PrivateAttr(default=(None, None))
 
     def __init__(
         self,
@@ -116,9 +119,19 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 "A call's config cannot replace the gate of a router with answer_first=, whose own gates judge.",
                 hint="Make one chain per gate with route(...), and choose a chain per call.",
             )
-        # Made once, because the direct arm remembers what its LLM refuses. An unsuitable retrieve arm raises here.
-        self._direct_arm = DirectArm(self.direct)
-        self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
+        # Of the class: a configurable gate would pass on the attribute of its default.
+        adapt = getattr(type(gate), "for_arm", None)
+        if adapt is not None:
+            self.gate = adapt(gate, self.direct)
+        self._prepare_arms()  # an unsuitable retrieve arm raises here
+
+    def _prepare_arms(self) -> None:
+        """Prepare both arms: once, because the direct arm remembers what its LLM refuses; a copy may have others."""
+        if self._prepared[0] is not self.direct:
+            self._direct_arm = DirectArm(self.direct)
+        if self._prepared[1] is not self.retrieve:
+            self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
+        self._prepared = (self.direct, self.retrieve)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -225,13 +238,14 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def _route(self, runs: list[Run]) -> Flow[Sequence[RouterInput]]:
         """Decide about a batch; each input's result is what remains to run, or its exception."""
+        self._prepare_arms()
         call = RouterCall(self, runs, self._direct_arm, self._search_arm)
         if self.condensed_key is not None:
             yield from call.condense(self.condensed_key)
         yield from call.route()
         for item in call.inputs:
             item.result = call.remaining_run(item)
-        return call.inputs
+        return call.given
 
 
 def _executor_size(size: int) -> int:
@@ -290,6 +304,9 @@ class RouterCall(RoutedCall[RouterInput]):
         runs: Its inputs and their runs.
         direct: Its direct arm.
         search: The searching part of its retrieve arm, and the rest; None without a search ahead.
+
+    Attributes:
+        given: All inputs; those with an invalid threshold already have it as their result, and are not routed.
     """
 
     def __init__(
@@ -299,12 +316,14 @@ class RouterCall(RoutedCall[RouterInput]):
         direct: DirectArm,
         search: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None,
     ) -> None:
-        inputs = []
-        for single in runs:
-            threshold = read_threshold(router.gate, single.config)
-            # A copy, because the decision is bound to the arms' config and not to the caller's.
-            inputs.append(RouterInput(threshold=threshold, run=replace(single), gate_input=single.input))
-        super().__init__(router.strategy, inputs)
+        # Copies, because the decision is bound to the arms' config and not to the caller's.
+        self.given = [RouterInput(run=replace(single), gate_input=single.input) for single in runs]
+        for item in self.given:
+            try:
+                item.threshold = read_threshold(router.gate, item.run.config)
+            except ConfigurationError as error:
+                item.result = error
+        super().__init__(router.strategy, [item for item in self.given if item.result is None])
         self.router = router
         self._direct = direct
         self._search = search
@@ -330,17 +349,16 @@ class RouterCall(RoutedCall[RouterInput]):
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Return the gate's decision or error for each input, asking once for the whole batch."""
-        decisions: list[Decision | Exception] = yield self._ask(self.router.gate, "gate")
-        return decisions
+        return (yield from self._ask(self.router.gate, "gate"))
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
         """Return the question gate's decision or error for each input, asking once for the whole batch."""
-        decisions: list[Decision | Exception] = yield self._ask(self.strategy.question_gate, "first_look")
-        return decisions
+        return (yield from self._ask(self.strategy.question_gate, "first_look"))
 
-    def _ask(self, gate: Any, tag: str) -> BatchCall:
+    def _ask(self, gate: Any, tag: str) -> Flow[Sequence[Decision | Exception]]:
         values = [item.gate_input for item in self.inputs]
-        return BatchCall(gate, values, [item.run.child(tag) for item in self.inputs])
+        results = yield BatchCall(gate, values, [item.run.child(tag) for item in self.inputs])
+        return list(map(check_decision, results))
 
     def judge(self, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
         """Return the judge's decision or error for each partial answer, asking once for all."""
@@ -352,8 +370,8 @@ class RouterCall(RoutedCall[RouterInput]):
             values.append(item.screening.question if is_condensed and item.screening else item.gate_input)
         configs = [item.run.child("gate") for item in inputs]
         drafts = [item.draft for item in inputs]
-        decisions: list[Decision | Exception] = yield BatchCall(judge, values, configs, drafts=drafts)
-        return decisions
+        results = yield BatchCall(judge, values, configs, drafts=drafts)
+        return list(map(check_decision, results))
 
     def begin(self, item: RouterInput) -> ArmAnswer:
         """Return the direct arm's answer, which starts when its first chunk is requested."""
