@@ -138,12 +138,15 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     """Load a saved gate that has its own weights, is calibrated, or has an adapter."""
     folder = saved_folder(name)
     saved = read_gate(folder)
+    if folder == find_folder(name):
+        # As an absolute path, because a gate that contains this one may be saved, and loaded from another folder.
+        name = os.path.abspath(os.path.expanduser(name))
     try:
         if issubclass(gate_class(saved.method), TrainedGate):
             return make_gate(saved.method, artifact=name, trained=saved, **parameters)
         config = {"threshold": saved.threshold, "proxy": saved.base_model, **saved.parameters, **parameters}
         if os.path.isfile(folder / ADAPTER):
-            config["adapter"] = str(folder)
+            config["adapter"] = os.path.abspath(folder)
         # Inner gates must be configs, not names, because a folder from anywhere could refer to others endlessly.
         gate = gate_from_config({**config, "gate": saved.method})
     except (ValueError, TypeError, LookupError, RecursionError) as error:
