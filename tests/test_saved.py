@@ -188,9 +188,11 @@ def test_a_gate_that_contains_a_saved_one_finds_it_from_another_folder(tmp_path,
     gate = load_gate("calibrated", inner="./inner").gate
     save_gate(saved_gate(gate, {}), "outer")
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert load_gate("../outer").gate.inner.trained.base_model == "scripted"
-    assert load_gate("../inner").config() == load_gate(str(tmp_path / "inner")).config()
+    for name in ("inner", "outer"):  # both have moved, for example into a container
+        (tmp_path / name).rename(tmp_path / "elsewhere" / name)
+    assert load_gate("elsewhere/outer").gate.inner.trained.base_model == "scripted"
+    again = load_gate(str(tmp_path / "elsewhere" / "inner"))
+    assert load_gate("elsewhere/inner").config() == again.config()
 
 
 def test_a_gate_comes_from_the_hub(tmp_path, monkeypatch):
