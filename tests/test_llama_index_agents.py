@@ -14,7 +14,7 @@ from llama_index.core.tools import FunctionTool, QueryEngineTool, RetrieverTool,
 from llama_index.core.tools.types import BaseTool, ToolOutput
 from llama_index.core.workflow import Context
 
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import TEXT, UNSURE, Reader
 from tests.llama_index_parts import Shelf, both_ways, over
@@ -150,6 +150,13 @@ def test_which_argument_is_the_question(gate, arguments, name, judged):
     assert gate.questions == judged
     assert calls == ([] if judged else [arguments])
     assert (output.content == ANSWER_YOURSELF) is bool(judged)
+
+
+def test_a_misspelt_argument_is_named(gate):
+    """Regression: no call had a question, so the tool always ran."""
+    with pytest.raises(UnknownNameError, match=r"no argument of 'search_docs' named 'imput'.*mean input\?"):
+        guarded_search(Shelf(), gate, question="imput")
+    assert guarded_search(Shelf(), gate, question="input").call(input="a thing").content == ANSWER_YOURSELF
 
 
 @both_ways

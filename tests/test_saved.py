@@ -178,6 +178,23 @@ def test_a_folder_that_is_named_like_a_gate_is_loaded_by_the_name_that_is_printe
     assert loadable(name) in (name, f"./{name}")
 
 
+@pytest.mark.parametrize(
+    "make", [save_ik, lambda folder: save_gate(PROBE, folder)], ids=["adapter", "weights"]
+)
+def test_a_gate_that_contains_a_saved_one_finds_it_from_another_folder(tmp_path, monkeypatch, make):
+    """Regression: the inner gate's relative folder was taken for a Hub id."""
+    monkeypatch.chdir(tmp_path)
+    make(Path("inner"))
+    gate = load_gate("calibrated", inner="./inner").gate
+    save_gate(saved_gate(gate, {}), "outer")
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("inner", "outer"):  # both have moved, for example into a container
+        (tmp_path / name).rename(tmp_path / "elsewhere" / name)
+    assert load_gate("elsewhere/outer").gate.inner.trained.base_model == "scripted"
+    again = load_gate(str(tmp_path / "elsewhere" / "inner"))
+    assert load_gate("elsewhere/inner").config() == again.config()
+
+
 def test_a_gate_comes_from_the_hub(tmp_path, monkeypatch):
     folder = save_gate(PROBE, tmp_path / "g")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(folder))

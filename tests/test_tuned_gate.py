@@ -51,6 +51,18 @@ def test_a_gate_without_its_guarantee_says_why_it_always_retrieves(tmp_path, scr
     assert "But" not in load_gate(kept, proxy=scripted).decide("who?").reason
 
 
+def test_a_guarantee_that_failed_is_no_reason_at_another_threshold(tmp_path, scripted):
+    """Regression: a calibrated or a caller's threshold skipped, and the reason was that the gate always retrieves."""
+    inner = load_gate(tuned(tmp_path / "mine", threshold=1.01, guaranteed=False, guarantee=PROMISE))
+    calibrated = load_gate("calibrated", inner=inner, threshold=0.0, proxy=scripted).decide(
+        "who wrote it all?"
+    )
+    assert (calibrated.retrieve, "guarantee" in calibrated.reason) == (False, False)
+    assert "Calibrated, P(known) is" in calibrated.reason
+    chosen = load_gate(str(tmp_path / "mine"), proxy=scripted).decide("who wrote it all?", threshold=0.0)
+    assert (chosen.retrieve, "guarantee" in chosen.reason) == (False, False)
+
+
 def test_a_tuned_gate_of_the_hub_has_its_pair(pair, tmp_path, monkeypatch):
     """Regression: its answer-first folder was not fetched, so answer first refused the gate."""
     (tmp_path / "mine" / "code.py").touch()

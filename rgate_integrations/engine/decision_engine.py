@@ -226,6 +226,8 @@ class DecisionEngine(Decider):
         threshold = self.threshold if score.threshold is None else score.threshold
         # The override decides but leaves P(known) unchanged, so that calibration and logs get the real number.
         retrieve, reason = score.p_known < threshold, score.reason
+        if request.threshold is None:
+            reason = f"{reason} {score.caveat}".strip()
         if score.override is not None:
             retrieve = score.override.retrieve
             reason = f"{score.override.reason} {reason}".strip()

@@ -61,6 +61,7 @@ class Score:
         corpora: Names of the corpora to search if it retrieves, best first.
         outcome: ``"direct"`` or ``"abstain"`` if a gate with corpora decided not to search; None otherwise.
         cost: What the evidence cost; set by the engine.
+        caveat: What the decision's reason adds at the gate's own threshold; may be empty.
     """
 
     p_known: float
@@ -75,6 +76,7 @@ class Score:
     corpora: tuple[str, ...] = ()
     outcome: Outcome | None = None
     cost: Cost = field(default_factory=Cost)
+    caveat: str = ""
 
     def overridden(self, reason: str, *, retrieve: bool = True) -> Score:
         """Return a copy with an override. An earlier override is kept unless it skips and this one retrieves."""

@@ -55,6 +55,6 @@ class CalibratedGate(Gate):
         """Map the inner gate's score."""
         score = evidence[ScoreSpec(self.inner)]
         p = self.probability(score.p_known)
-        # The inner gate's threshold does not apply to the mapped probability.
+        # The inner gate's threshold, and what it says of it, do not apply to the mapped probability.
         reason = f"{score.reason} Calibrated, P(known) is {p:.2f}.".strip()
-        return replace(score, p_known=p, threshold=None, reason=reason)
+        return replace(score, p_known=p, threshold=None, reason=reason, caveat="")

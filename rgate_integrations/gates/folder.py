@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import html
 import os
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,24 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
         ConfigurationError: The path cannot name a folder, or is a file or a folder of another kind.
         WriteError: The gate could not be written.
     """
-    return write_folder(folder, gate_files(gate, Path(folder).name))
+    # Relative to this folder, so that both can be moved together and loaded from any other folder.
+    start = os.path.abspath(os.path.expanduser(folder))
+    parameters = map_folders(
+        gate.parameters, lambda name: os.path.relpath(name, start) if os.path.isdir(name) else name
+    )
+    return write_folder(folder, gate_files(replace(gate, parameters=parameters), Path(folder).name))
+
+
+def map_folders(config: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return a gate's config in which the folders of saved gates, also of gates inside, are changed by a function."""
+    changed: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            value = map_folders(value, change)
+        elif name in ("artifact", "adapter") and isinstance(value, str):
+            value = change(value)
+        changed[name] = value
+    return changed
 
 
 def save_adapter(gate: SavedGate, folder: str | Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rgate_integrations.errors import ModelLoadError, unknown_name
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.base import Gate, GateInfo, ScoreSpec
 from rgate_integrations.gates.evidence.base import expand_specs
-from rgate_integrations.gates.folder import ADAPTER, read_gate, saved_folder, shipped, unreadable
+from rgate_integrations.gates.folder import ADAPTER, map_folders, read_gate, saved_folder, shipped, unreadable
 from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import find_folder
@@ -134,16 +135,26 @@ def asks_server(gate: Gate) -> bool:
     )
 
 
+def _find_beside(folder: Path, name: str) -> str:
+    """Return the folder of a gate inside a saved one: relative to the saved one's, if it is there."""
+    path = os.path.abspath(folder / name)
+    return path if os.path.isdir(path) else name
+
+
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     """Load a saved gate that has its own weights, is calibrated, or has an adapter."""
     folder = saved_folder(name)
     saved = read_gate(folder)
+    if folder == find_folder(name):
+        # As an absolute path, because a gate that contains this one may be saved, and loaded from another folder.
+        name = os.path.abspath(os.path.expanduser(name))
     try:
         if issubclass(gate_class(saved.method), TrainedGate):
             return make_gate(saved.method, artifact=name, trained=saved, **parameters)
-        config = {"threshold": saved.threshold, "proxy": saved.base_model, **saved.parameters, **parameters}
+        inside = map_folders(saved.parameters, partial(_find_beside, folder))
+        config = {"threshold": saved.threshold, "proxy": saved.base_model, **inside, **parameters}
         if os.path.isfile(folder / ADAPTER):
-            config["adapter"] = str(folder)
+            config["adapter"] = os.path.abspath(folder)
         # Inner gates must be configs, not names, because a folder from anywhere could refer to others endlessly.
         gate = gate_from_config({**config, "gate": saved.method})
     except (ValueError, TypeError, LookupError, RecursionError) as error:

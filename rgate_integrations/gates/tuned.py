@@ -98,12 +98,15 @@ class TunedGate(TrainedGate):
             corrected += float(draft_features(draft) @ trained.head)
         p = sigmoid(corrected)
         reason = f"A gate tuned on {trained.llm} reads {inputs}: known with probability {p:.2f}."
+        caveat = ""
         if not trained.provenance.get("guaranteed", True) and self.threshold == trained.threshold:
             # Without a guarantee, `rgate tune` has set a threshold above or below every P(known).
             guarantee = str(trained.provenance.get("guarantee", ""))
-            reason += f" But {guarantee[:1].lower()}{guarantee[1:]}"
+            caveat = f"But {guarantee[:1].lower()}{guarantee[1:]}"
         llm = f"{trained.llm} (the gate was tuned on it)"
-        return Score(p, reason, draft, prior.warnings, prior.signals, llm, override=prior.override)
+        return Score(
+            p, reason, draft, prior.warnings, prior.signals, llm, override=prior.override, caveat=caveat
+        )
 
 
 def draft_features(draft: Draft) -> Float64Array:

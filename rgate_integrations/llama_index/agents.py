@@ -13,7 +13,7 @@ from llama_index.core.tools.types import adapt_to_async_tool
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, unknown_name
 from rgate_integrations.llama_index.decider import QueryDecider
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
@@ -41,7 +41,7 @@ class GatedTool(FunctionTool):
     Raises:
         ConfigurationError: The gate is invalid, or the tool has ``return_direct=True``: the user would see
             the message that is meant for the agent.
-        UnknownNameError: No gate has that name.
+        UnknownNameError: No gate has that name, or the tool has no argument ``question``.
         ModelLoadError: A trained gate cannot be read.
 
     Example:
@@ -67,6 +67,9 @@ class GatedTool(FunctionTool):
                 f"The output of {self.tool.metadata.name!r} goes to the user (return_direct=True), not to the agent.",
                 hint="Set return_direct=False, or guard the tool's engine with a GatedQueryEngine.",
             )
+        names = self.tool.metadata.get_parameters_dict().get("properties")
+        if question is not None and names and question not in names:  # the tool would always run
+            raise unknown_name(f"argument of {self.tool.metadata.name!r}", question, names)
         self.decider = QueryDecider(gate, llm, tokens)
         self.question = question
         self.known_message = known_message

@@ -250,5 +250,7 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
             f"{name!r} is not a model folder.", hint="Give the path of a folder with config.json."
         )
     if "/" not in name or "\0" in name:
-        raise unknown_name(kind, name, known)
+        unknown = unknown_name(kind, name, known)
+        unknown.hint += " If it is a folder, give its full path; for a saved gate, as proxy= (--proxy)."
+        raise unknown
     return name

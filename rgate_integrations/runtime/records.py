@@ -162,11 +162,13 @@ def read_choice_logprobs(choice: Any) -> TokenLogprobs:
     return read_logprobs(choice)
 
 
-_Text = Annotated[
-    str,
-    BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value),
-    StringConstraints(strip_whitespace=True),
-]
+def _write_number(value: Any) -> Any:
+    """Return a finite number as text; anything else unchanged, such as NaN (a missing value in pandas)."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_whole or (isinstance(value, float) and math.isfinite(value)) else value
+
+
+_Text = Annotated[str, BeforeValidator(_write_number), StringConstraints(strip_whitespace=True)]
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _TEXT = TypeAdapter(Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)])
 _OPTIONAL_TEXT = TypeAdapter(_Text | None)

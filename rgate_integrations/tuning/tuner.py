@@ -62,7 +62,7 @@ class TuneOptions:
             so pass the same corpora to `load_gate` later.
 
     Raises:
-        ConfigurationError: A number is out of range, or ``labels`` is unknown.
+        ConfigurationError: A number is out of range, ``labels`` is unknown, or ``policy`` is something else.
     """
 
     policy: Policy = MaxLoss(0.02)  # noqa: RUF009  it is frozen
@@ -85,6 +85,10 @@ class TuneOptions:
             )
         if self.labels == "judge" and self.judge is None:
             raise ConfigurationError('labels="judge" needs a judge.', hint="Pass judge= (--judge).")
+        if not isinstance(self.policy, Policy):
+            raise ConfigurationError(
+                f"policy= must be MaxLoss(…) or Budget(…), not {self.policy!r}.", hint="Use MaxLoss(0.02)."
+            )
         minima = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0}
         for name, minimum in minima.items():
             value = getattr(self, name)
