@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import Field, ValidationError
 
-from rgate_integrations.corpus.background import background, unit
+from rgate_integrations.corpus.background import background
 from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
@@ -21,7 +21,7 @@ from rgate_integrations.decision import Frozen
 from rgate_integrations.errors import ProfileError, first_line
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
-from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import find_folder, json_text, read_file, write_folder
 from rgate_integrations.runtime.segments import segments
 
@@ -206,8 +206,7 @@ class CorpusProfile:
         z = (self.nearness(vectors) - self.baseline) / self.margin
         named = np.array([bool(self.match_names(text)) for text in texts])
         logits = np.clip(SLOPE * (z - MIDPOINT) + NAME_LOGIT * named, -50, 50)
-        probabilities: Float64Array = 1 / (1 + np.exp(-logits))
-        return probabilities
+        return 1 / (1 + np.exp(-logits))
 
     def judge(self, questions: Sequence[str]) -> Float64Array:
         """Embed questions, and return `p_covered` of each, shape (questions,).
@@ -216,8 +215,7 @@ class CorpusProfile:
             ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """
-        vectors = corpus_encoder().vectors(questions, "query: ")
-        return self.p_covered(vectors, questions)
+        return self.p_covered(corpus_encoder().vectors(questions, "query: "), questions)
 
     def match_names(self, text: str) -> tuple[str, ...]:
         """Return the corpus's names that a question contains, such as products, identifiers and error codes."""

@@ -31,7 +31,7 @@ from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import SHIPPED, read_file
 from rgate_integrations.runtime.segments import Segmented
 
@@ -229,10 +229,7 @@ def directions_of(states: Float32Array) -> Float64Array:
         Shape (states, directions).
     """
     mean, directions = known_directions()
-    compared = (states.astype(np.float64) - mean) @ directions
-    lengths = np.linalg.norm(compared, axis=1, keepdims=True)
-    directions_of_length_1: Float64Array = compared / np.maximum(lengths, 1e-12)  # a zero state stays zero
-    return directions_of_length_1
+    return unit((states.astype(np.float64) - mean) @ directions)
 
 
 @cache

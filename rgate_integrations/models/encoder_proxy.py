@@ -136,5 +136,4 @@ def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
 
 def _select(pooled: Float32Array, layers: Sequence[PooledLayer], numbers: Sequence[int]) -> Float32Array:
     """Return the requested layers, in their order, from pooled states, shape (..., layers, 384)."""
-    selected: Float32Array = pooled[..., [numbers.index(layer) for layer, _, _ in layers], :]
-    return selected
+    return pooled[..., [numbers.index(layer) for layer, _, _ in layers], :]

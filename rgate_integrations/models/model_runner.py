@@ -265,8 +265,7 @@ def pool_tensors(
     layers: Sequence[PooledLayer],
 ) -> Float32Array:
     """Pool the states of one text to shape (layers, hidden size); see `pool_states`."""
-    array: Float32Array = torch.stack(pool_states(states, question, prompt, draft, layers)).cpu().numpy()
-    return array
+    return torch.stack(pool_states(states, question, prompt, draft, layers)).cpu().numpy()
 
 
 def fingerprint(model: Any) -> str:
