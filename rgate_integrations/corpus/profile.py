@@ -250,7 +250,7 @@ class CorpusProfile:
         from safetensors.numpy import save
 
         weights = save({"codes": np.ascontiguousarray(self.codes)})
-        facts = {**self._facts(), "weights_sha256": hashlib.sha256(weights).hexdigest()}
+        facts = self._facts() | {"weights_sha256": hashlib.sha256(weights).hexdigest()}
         return write_folder(folder, {CONFIG: json_text(facts), WEIGHTS: weights})
 
     def _facts(self) -> dict[str, Any]:
@@ -310,9 +310,15 @@ class CorpusProfile:
             raise ValueError(
                 f"its codes are {codes.dtype} of shape {codes.shape}, not int8 of shape (1 or more, {width})"
             )
-        terms = Terms(saved.telling, frozenset(saved.names))
         return cls(
-            saved.name, codes, terms, saved.baseline, saved.margin, saved.source, saved.seen, saved.sketch
+            saved.name,
+            codes,
+            Terms(saved.telling, frozenset(saved.names)),
+            saved.baseline,
+            saved.margin,
+            saved.source,
+            saved.seen,
+            saved.sketch,
         )
 
 

@@ -205,8 +205,9 @@ def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEnt
         sized = [entry for entry in some if entry.name.size is not None]
         if sized:
             theta, nearest = _interpolate(model.size, sized)
-            source = f"guessed from its size and others of its family, such as {nearest.llm}"
-            return Ability(family, theta, sd, source)
+            return Ability(
+                family, theta, sd, f"guessed from its size and others of its family, such as {nearest.llm}"
+            )
     theta = min(lowest.theta, _guess_by_size(model.size))
     return Ability(
         family, theta, _FAMILY_SD, f"guessed from its size and the weakest known of its family, {lowest.llm}"

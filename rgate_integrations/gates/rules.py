@@ -207,8 +207,10 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
 
 def _rule_score(name: str, reason: str) -> Score:
     """Return the score of a request that a rule decides, without the gate."""
-    p_known = 0.0 if name == "always" else 1.0
-    return Score(p_known, "").overridden(f"A rule in {name}= matches: {reason}", retrieve=name == "always")
+    retrieve = name == "always"
+    return Score(float(not retrieve), "").overridden(
+        f"A rule in {name}= matches: {reason}", retrieve=retrieve
+    )
 
 
 def _match_rule(rule: Rule, request: Request) -> str:

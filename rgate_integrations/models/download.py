@@ -189,8 +189,8 @@ def _write_manifest(item: Entry, folder: Path) -> None:
         if path.is_file():
             path.chmod(0o644)  # safetensors writes 0600, which shuts others out of a shared cache
             sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    manifest = {"licence": item.licence, "revision": _revision(item), "files": sizes}
-    (folder / _MANIFEST).write_text(json_text(manifest), encoding="utf-8")
+    manifest = json_text({"licence": item.licence, "revision": _revision(item), "files": sizes})
+    (folder / _MANIFEST).write_text(manifest, encoding="utf-8")
 
 
 def _revision(item: Entry) -> str:

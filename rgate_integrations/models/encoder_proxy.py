@@ -96,9 +96,12 @@ class EncoderProxy(HasStates):
             whole, segments = encoded.whole, encoded.parts
             if len(segments) > len(text.segments):
                 whole, segments = segments[0], segments[1:]
-            whole = _select(whole, layers.whole, numbers)
-            segments = _select(segments, layers.segments, numbers)
-            results.append(RequestStates(whole, segments, encoded.tokens))
+            states = RequestStates(
+                _select(whole, layers.whole, numbers),
+                _select(segments, layers.segments, numbers),
+                encoded.tokens,
+            )
+            results.append(states)
         return results
 
     def join(self, text: Segmented) -> tuple[str, list[Range]]:

@@ -40,7 +40,7 @@ class OnnxSession:
 
     def __init__(self, graph: bytes, folder: Path) -> None:
         self._graph = graph
-        self._folder = folder
+        self._folder = str(folder)
         self._session: Any = self._open()
         self._inherited: list[Any] = []
         reset_after_fork(self)
@@ -64,8 +64,7 @@ class OnnxSession:
         options.intra_op_num_threads = 1  # we parallelise over texts instead, with one thread per batch
         # Errors only: its warnings about the graph are of no use to users.
         options.log_severity_level = 3
-        folder = str(self._folder)
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", self._folder)
         return onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
 
 

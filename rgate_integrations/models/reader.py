@@ -88,8 +88,7 @@ class Reader(OnnxModel, TextEncoder):
 
     def _compute_test_states(self, text: str) -> Float32Array:
         (states,) = self.states([self.encode(text).ids], (max(STATES),))
-        last: Float32Array = states[max(STATES)][-1]
-        return last
+        return states[max(STATES)][-1:]
 
     def hidden(
         self,
@@ -137,8 +136,9 @@ class Reader(OnnxModel, TextEncoder):
             states = {}
             for layer in numbers:
                 # A token in two windows gets its states from the first, in which it has more context before it.
-                parts = [first[layer], *(window[layer][_OVERLAP:] for window in others)]
-                states[layer] = np.concatenate(parts)
+                states[layer] = np.concatenate(
+                    [first[layer], *(window[layer][_OVERLAP:] for window in others)]
+                )
             joined.append(states)
         return joined
 
@@ -226,9 +226,8 @@ def pool_row(
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
     """Return whether the reader can provide these states for this prompt."""
-    if prompt != ANSWER or not layers:
-        return False
-    return all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
+    is_pooled = all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
+    return prompt == ANSWER and len(layers) > 0 and is_pooled
 
 
 class ReaderProxy(HasStates):
