@@ -224,8 +224,9 @@ def _guess_by_tier(
     # A number far above all others is not a version: "gpt-40".
     if number is not None and number <= max(numbers) + _NEXT_VERSIONS:
         perhaps_effort = model.words - model.without_any_effort
-        predecessors = _predecessors(tier, number, family, members)
-        predecessors = predecessors or _predecessors(tier - perhaps_effort, number, family, members)
+        predecessors = _predecessors(tier, number, family, members) or _predecessors(
+            tier - perhaps_effort, number, family, members
+        )
         # A name without a tier may belong to the smallest tier of its version.
         rivals = [] if tier else of_version
         if predecessors and _least_able(predecessors) == _least_able([*predecessors, *rivals]):

@@ -27,7 +27,7 @@ from rgate_integrations.models.encoder_file import (
     WEIGHTS,
     dequantise,
 )
-from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, load_shared
+from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, load_shared, pack_texts
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import SHIPPED
 
@@ -188,26 +188,17 @@ class Encoder(OnnxModel):
         results = []
         by_window = self.states([window.ids for window in windows], layers)
         for window, states in zip(windows, by_window, strict=True):
-            sums = np.zeros((len(window.ranges), len(layers), HIDDEN), np.float32)
-            for i, (begin, end) in enumerate(window.ranges):
-                if begin < end:
-                    sums[i] = states[:, begin:end].sum(axis=1)
-            results.append(sums)
+            # A range without tokens in this window may end before it begins.
+            sums = [states[:, begin : max(begin, end)].sum(axis=1) for begin, end in window.ranges]
+            results.append(np.stack(sums))
         return results
 
     def states(self, texts: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Float32Array]:
         """Return the states, shape (layers, tokens, 384), of texts in token ids, at most 512 tokens each."""
-        lengths = np.array(list(map(len, texts)))
-        ends = lengths.cumsum()
-        columns = np.arange(lengths.max())
-        # Texts are concatenated without padding. Only attention needs a row per text: `rows` has the index of each
-        # token, and after the end of a text the index of a dummy token, which attention ignores.
-        inside = columns < lengths[:, None]
-        rows = np.where(inside, (ends - lengths)[:, None] + columns, ends[-1])
-        shape = {"rows": rows.astype(np.int64), "tokens": np.flatnonzero(inside).astype(np.int64)}
-        embedded = dequantise(self._table[np.concatenate(texts)]).reshape(-1, HIDDEN)
-        positions = np.broadcast_to(columns, inside.shape)[inside].astype(np.int64)
-        inputs = {"embedded": embedded, "places": positions}
+        ids = np.concatenate(texts)
+        # After the last token, the graph has a dummy token, which attention ignores.
+        positions, layout, begins = pack_texts(texts, filler=len(ids))
+        inputs = {"embedded": dequantise(self._table[ids]).reshape(-1, HIDDEN), "places": positions}
         states: dict[int, Float32Array] = {}
         below = 0
         for stage, session in self._sessions.items():
@@ -216,11 +207,11 @@ class Encoder(OnnxModel):
                 needed.add(BRANCH)
             if needed:
                 numbers = sorted(needed)
-                arrays = session.run([f"layer_{number}" for number in numbers], inputs | shape)
+                arrays = session.run([f"layer_{number}" for number in numbers], inputs | layout)
                 states |= dict(zip(numbers, arrays, strict=True))
             inputs = {f"layer_{BRANCH}": states[BRANCH]}
             below = stage
-        return np.split(np.stack([states[layer] for layer in layers]), ends[:-1], axis=1)
+        return np.split(np.stack([states[layer] for layer in layers]), begins, axis=1)
 
 
 def _windows(row: Tokens, before: int) -> Iterable[Tokens]:

@@ -325,8 +325,7 @@ class TransformersProxy(LanguageModel, HasStates):
         import torch
 
         results: dict[int, T] = {}
-        lengths = [len(row) + extra for row in rows]
-        pending = group_by_length(lengths, self.max_batch_size, _MAX_BATCH_TOKENS)
+        pending = group_by_length([len(row) + extra for row in rows], self.max_batch_size, _MAX_BATCH_TOKENS)
         while pending:
             # The lock is released between two batches, so that a long call does not block short ones.
             indices = pending.pop(0)

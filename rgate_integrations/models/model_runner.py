@@ -275,7 +275,6 @@ def fingerprint(model: Any) -> str:
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):
-        first = parameter.detach().flatten()[:_HASHED_VALUES]
-        rounded = first.to("cpu", torch.bfloat16).view(torch.int16)
-        digest.update(name.encode() + rounded.numpy().tobytes())
+        first = parameter.detach().flatten()[:_HASHED_VALUES].to("cpu", torch.bfloat16)
+        digest.update(name.encode() + first.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]

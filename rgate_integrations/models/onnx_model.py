@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.arrays import Float32Array, PositionArray
 from rgate_integrations.runtime.threads import ForkSafeLock, count_cores, reset_after_fork
 
 SELF_TEST = "self_test.json"
@@ -163,6 +163,28 @@ class OnnxModel(ABC):
                 results = list(pool.map(run, runs))
         by_index = dict(zip(chain.from_iterable(batches), chain.from_iterable(results), strict=True))
         return [by_index[i] for i in range(len(texts))]
+
+
+def pack_texts(
+    texts: Sequence[Sequence[int]], filler: int
+) -> tuple[PositionArray, dict[str, PositionArray], PositionArray]:
+    """Lay out texts one after another, without padding, because only attention needs a row per text.
+
+    Args:
+        texts: The token ids of each text.
+        filler: The index that ``rows`` has after the end of a text; the graph must ignore what it reads there.
+
+    Returns:
+        Each token's position in its text; the graph's inputs ``rows``, the index of each token by text and position,
+        and ``tokens``, the places in ``rows`` that are not filled up; and where each text but the first begins.
+    """
+    lengths = np.array(list(map(len, texts)))
+    begins = lengths.cumsum() - lengths
+    columns = np.arange(lengths.max())
+    inside = columns < lengths[:, None]
+    rows = np.where(inside, begins[:, None] + columns, filler)
+    layout = {"rows": rows.astype(np.int64), "tokens": np.flatnonzero(inside).astype(np.int64)}
+    return np.broadcast_to(columns, inside.shape)[inside].astype(np.int64), layout, begins[1:]
 
 
 # Kept for the life of the process, because gates come and go and their models take 100 MB each.
