@@ -156,8 +156,16 @@ class CorpusProfile:
         # A description's sentences are unlike users' questions, so they cannot measure the margin.
         texts = () if source == "description" else sample.texts
         margin = _measure_margin(texts, vectors, baseline, encoder)
-        terms = find_terms(sample.texts, encoder)
-        return cls(name, codes, terms, baseline, margin, source, sample.seen, sample.sketch)
+        return cls(
+            name,
+            codes,
+            find_terms(sample.texts, encoder),
+            baseline,
+            margin,
+            source,
+            sample.seen,
+            sample.sketch,
+        )
 
     def __repr__(self) -> str:
         return f"CorpusProfile({self.name!r}, {len(self.codes):,} of {self.seen:,} passages)"

@@ -231,8 +231,12 @@ def _guess_by_tier(
         rivals = [] if tier else of_version
         if predecessors and _least_able(predecessors) == _least_able([*predecessors, *rivals]):
             known = _least_able(predecessors)
-            sd = math.hypot(known.sd, _SIBLING_SD)
-            return Ability(family, known.theta, sd, f"its latest known predecessor, {known.llm}")
+            return Ability(
+                family,
+                known.theta,
+                math.hypot(known.sd, _SIBLING_SD),
+                f"its latest known predecessor, {known.llm}",
+            )
     # "gpt-bot-5" has an unknown word, and the number may be the bot's, so the version says nothing.
     if unknown and family not in model.numbered:
         of_version = []

@@ -106,9 +106,10 @@ class FirstUse:
             retry_at, failure = self._failures.get(name, (0.0, None))
             if failure is not None and self._clock() < retry_at:
                 raise copy.copy(failure)  # a copy, so that each caller has its own traceback
-            line = f"rgate: downloading the {what} {name} ({entry(name).size}), once, to {target}\n"
             with suppress(AttributeError, OSError, ValueError):  # standard error is missing or closed
-                sys.stderr.write(line)
+                sys.stderr.write(
+                    f"rgate: downloading the {what} {name} ({entry(name).size}), once, to {target}\n"
+                )
             try:
                 return self._download(name)
             except Exception as error:  # not Ctrl-C, after which the next use continues the download

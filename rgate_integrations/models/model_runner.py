@@ -198,8 +198,11 @@ class ModelRunner:
         return results
 
     def _padded(self, rows: Sequence[EncodedPrompt]) -> tuple[torch.Tensor, torch.Tensor]:
-        texts = [(*row.ids, *row.text) for row in rows]
-        return pad_left(texts, self.encoder.tokenizer.pad_token_id, self.model.device)
+        return pad_left(
+            [(*row.ids, *row.text) for row in rows],
+            self.encoder.tokenizer.pad_token_id,
+            self.model.device,
+        )
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any = None, **options: Any) -> Any:
         """Run the model on new tokens of a batch that is padded on the left, and return its output.

@@ -112,8 +112,10 @@ class RemoteModel(LanguageModel):
             ServerError: The server cannot be used.
             EvidenceError: The server refused the requests, or only some of them succeeded.
         """
-        options = {"max_tokens": tokens, "temperature": 0.0}
-        requests = [self._request(prompt, fields, options, adapter=adapter) for fields in values]
+        requests = [
+            self._request(prompt, fields, {"max_tokens": tokens, "temperature": 0.0}, adapter=adapter)
+            for fields in values
+        ]
         return self._write(requests, tokens)
 
     def sample(

@@ -62,8 +62,9 @@ class DraftSpec(EvidenceSpec[Draft]):
 
     def _write(self, context: Context) -> Sequence[Draft]:
         if self.source == "proxy":
-            model = language_model(context.use_proxy(self.model))
-            return model.generate(self.prompt, prompt_values(context), tokens=self.tokens)
+            return language_model(context.use_proxy(self.model)).generate(
+                self.prompt, prompt_values(context), tokens=self.tokens
+            )
         if self.source == "recorded" or context.sources.llm is None:
             missing = "draft" if self.source == "recorded" else "LLM"
             raise EvidenceError(
@@ -91,5 +92,5 @@ def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict
     questions = [request.question for request in context.requests]
     if draft is None:
         return [{"question": question} for question in questions]
-    drafts = context.get(draft)
-    return [{"question": q, "draft": answer.text} for q, answer in zip(questions, drafts, strict=True)]
+    pairs = zip(questions, context.get(draft), strict=True)
+    return [{"question": question, "draft": answer.text} for question, answer in pairs]
