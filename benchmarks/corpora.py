@@ -26,11 +26,12 @@ from training_text import make_training_rows
 
 from rgate_integrations import CorpusProfile, load_gate
 from rgate_integrations.corpus import profile as profile_module
-from rgate_integrations.corpus.background import FILE, unit
+from rgate_integrations.corpus.background import FILE
 from rgate_integrations.corpus.profile import corpus_encoder
 from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
+from rgate_integrations.runtime.arrays import unit
 from rgate_integrations.tuning.evaluation import auc
 
 PARTS = ("domains", "gates", "sources", "libraries", "ways", "others")

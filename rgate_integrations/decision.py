@@ -168,8 +168,7 @@ class Draft(Frozen):
         if tuple(values.get("tokens") or ())[start:]:
             columns = {name: tuple(values.get(name) or ())[start:] for name in columns}
         # The hidden states that a local LLM keeps begin with its thoughts, so the id is dropped, too.
-        fields = {"text": answer.strip(), "thinking_tokens": thinking, "response_id": ""}
-        return {**values, **columns, **fields}
+        return {**values, **columns, "text": answer.strip(), "thinking_tokens": thinking, "response_id": ""}
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Draft:
@@ -195,9 +194,13 @@ class Draft(Frozen):
             text = " ".join(words[:tokens])
         if is_complete and len(self.text) <= max_characters:
             return self
-        logprobs = None if self.logprobs is None else self.logprobs[:tokens]
-        ids = self.token_ids[:tokens]
-        changes = {"text": text, "token_ids": ids, "tokens": head, "logprobs": logprobs, "finished": False}
+        changes = {
+            "text": text,
+            "token_ids": self.token_ids[:tokens],
+            "tokens": head,
+            "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
+            "finished": False,
+        }
         return self.model_copy(update=changes)
 
 
@@ -321,9 +324,9 @@ class Request:
 
 def _valid_question(question: object) -> str:
     if not isinstance(question, str):
-        kind = type(question).__name__
         raise InvalidQuestionError(
-            f"A question must be a string, not {kind}.", hint="Pass the text of the question."
+            f"A question must be a string, not {type(question).__name__}.",
+            hint="Pass the text of the question.",
         )
     if not question.strip():
         raise InvalidQuestionError("The question is empty.", hint="Pass at least one word.")

@@ -22,12 +22,12 @@ from rgate_integrations import (
     Request,
     load_gate,
 )
+from rgate_integrations.decision import valid_count
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.evidence.base import EvidenceSpec, Piece
 from rgate_integrations.gates.folder import save_gate
-from rgate_integrations.index.retriever import check_k
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.tuning import Budget, calibrate
 from rgate_integrations.tuning.questions import DataFile, Example, Question
@@ -69,7 +69,7 @@ HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
         (lambda: AnswerFirst(retrieve_below=True), ConfigurationError, None),
         (lambda: AnswerFirst(answer_above=float("nan")), ConfigurationError, None),
         (lambda: LookFirst(min_gain=True), ConfigurationError, None),
-        (lambda: check_k(True), ConfigurationError, None),
+        (lambda: valid_count(True, "k"), ConfigurationError, None),
     ],
 )
 def test_true_is_no_number(use, error, why):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.arrays import Float32Array, unit
 
 FILE = Path(__file__).with_name("background.npz")
 
@@ -48,10 +48,3 @@ def background() -> Background:
     """Return the shipped `Background`, which is loaded once per process."""
     saved = {name: array.astype(np.float32) for name, array in np.load(FILE).items()}
     return Background(**saved | {"requests": unit(saved["requests"])})
-
-
-def unit(vectors: Float32Array) -> Float32Array:
-    """Scale vectors, shape (vectors, dimension), to length 1; zero vectors stay zero."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    normalised: Float32Array = vectors / np.maximum(lengths, 1e-12)
-    return normalised

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import Field, ValidationError
 
-from rgate_integrations.corpus.background import background, unit
+from rgate_integrations.corpus.background import background
 from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
@@ -21,7 +21,7 @@ from rgate_integrations.decision import Frozen
 from rgate_integrations.errors import ProfileError, first_line
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
-from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import find_folder, json_text, read_file, write_folder
 from rgate_integrations.runtime.segments import segments
 
@@ -156,8 +156,16 @@ class CorpusProfile:
         # A description's sentences are unlike users' questions, so they cannot measure the margin.
         texts = () if source == "description" else sample.texts
         margin = _measure_margin(texts, vectors, baseline, encoder)
-        terms = find_terms(sample.texts, encoder)
-        return cls(name, codes, terms, baseline, margin, source, sample.seen, sample.sketch)
+        return cls(
+            name,
+            codes,
+            find_terms(sample.texts, encoder),
+            baseline,
+            margin,
+            source,
+            sample.seen,
+            sample.sketch,
+        )
 
     def __repr__(self) -> str:
         return f"CorpusProfile({self.name!r}, {len(self.codes):,} of {self.seen:,} passages)"
@@ -206,8 +214,7 @@ class CorpusProfile:
         z = (self.nearness(vectors) - self.baseline) / self.margin
         named = np.array([bool(self.match_names(text)) for text in texts])
         logits = np.clip(SLOPE * (z - MIDPOINT) + NAME_LOGIT * named, -50, 50)
-        probabilities: Float64Array = 1 / (1 + np.exp(-logits))
-        return probabilities
+        return 1 / (1 + np.exp(-logits))
 
     def judge(self, questions: Sequence[str]) -> Float64Array:
         """Embed questions, and return `p_covered` of each, shape (questions,).
@@ -216,8 +223,7 @@ class CorpusProfile:
             ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """
-        vectors = corpus_encoder().vectors(questions, "query: ")
-        return self.p_covered(vectors, questions)
+        return self.p_covered(corpus_encoder().vectors(questions, "query: "), questions)
 
     def match_names(self, text: str) -> tuple[str, ...]:
         """Return the corpus's names that a question contains, such as products, identifiers and error codes."""
@@ -252,7 +258,7 @@ class CorpusProfile:
         from safetensors.numpy import save
 
         weights = save({"codes": np.ascontiguousarray(self.codes)})
-        facts = {**self._facts(), "weights_sha256": hashlib.sha256(weights).hexdigest()}
+        facts = self._facts() | {"weights_sha256": hashlib.sha256(weights).hexdigest()}
         return write_folder(folder, {CONFIG: json_text(facts), WEIGHTS: weights})
 
     def _facts(self) -> dict[str, Any]:
@@ -312,9 +318,15 @@ class CorpusProfile:
             raise ValueError(
                 f"its codes are {codes.dtype} of shape {codes.shape}, not int8 of shape (1 or more, {width})"
             )
-        terms = Terms(saved.telling, frozenset(saved.names))
         return cls(
-            saved.name, codes, terms, saved.baseline, saved.margin, saved.source, saved.seen, saved.sketch
+            saved.name,
+            codes,
+            Terms(saved.telling, frozenset(saved.names)),
+            saved.baseline,
+            saved.margin,
+            saved.source,
+            saved.seen,
+            saved.sketch,
         )
 
 

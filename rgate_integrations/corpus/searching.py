@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import wait
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from rgate_integrations.errors import ConfigurationError, ProfileError, first_line
+from rgate_integrations.runtime.flow import Call, Start
 from rgate_integrations.runtime.segments import segments
-from rgate_integrations.runtime.threads import start_thread
 
 Search: TypeAlias = Callable[[str], Any]
 
@@ -103,27 +103,20 @@ def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | 
         ProfileError: The search failed.
         ConfigurationError: Its results have no text.
     """
-    results: SimpleQueue[list[str] | BaseException] = SimpleQueue()
-
-    def work() -> None:
-        try:
-            results.put(list(read_texts(search(query))))
-        except BaseException as error:  # a retriever may raise anything, also SystemExit
-            results.put(error)
-
-    start_thread(work, "rgate-profile-search")
-    try:
-        result = results.get(timeout=max(deadline - time.monotonic(), 0.0))
-    except Empty:
+    job: Any = Start(Call(lambda: list(read_texts(search(query))), None)).run().job
+    wait([job], max(deadline - time.monotonic(), 0.0))
+    if not job.done():
         return None
-    if isinstance(result, ConfigurationError):
-        raise result
-    if isinstance(result, BaseException):
+    error = job.exception()  # a retriever may raise anything, also SystemExit
+    if isinstance(error, ConfigurationError):
+        raise error
+    if error is not None:
         raise ProfileError(
-            f"The retriever failed during profiling: {type(result).__name__}: {first_line(result)}",
+            f"The retriever failed during profiling: {type(error).__name__}: {first_line(error)}",
             hint="Check that it can be searched, and that its server is running.",
-        ) from result
-    return result
+        ) from error
+    texts: list[str] = job.result()
+    return texts
 
 
 def as_search(retriever: Any) -> Search:

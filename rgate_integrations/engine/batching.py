@@ -132,7 +132,7 @@ def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_
     that have left.
 
     Args:
-        futures: The futures.
+        futures: The futures, at least one.
         timeout: Seconds to wait for all of them together; None waits forever.
     """
     try:
@@ -147,8 +147,7 @@ async def await_results(futures: Sequence[Future[_T]], timeout: float | None) ->
     """Return what `wait_results` returns, without blocking the event loop."""
     waiting = [asyncio.wrap_future(future) for future in futures]
     try:
-        if waiting:
-            await asyncio.wait(waiting, timeout=timeout)
+        await asyncio.wait(waiting, timeout=timeout)
         return [_get_outcome(future, timeout) for future in waiting]
     finally:
         # Cancel both, because the event loop may end before it passes the cancellation on.

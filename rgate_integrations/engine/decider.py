@@ -80,9 +80,9 @@ class Decider(ABC):
     def answer_gate(self) -> Decider | None:
         """Return the decider that judges partial answers, which may be this one; None if it only reads questions."""
 
-    @abstractmethod
     def question_gate(self) -> Decider | None:
         """Return the decider that screens the question alone before an answer starts; None if there is none."""
+        return None
 
     @abstractmethod
     def decides_like(self, other: Decider) -> bool:
@@ -223,8 +223,11 @@ class Decider(ABC):
         is_settled = is_sure if override is None else override.retrieve
         if not missing or is_settled or decision.error is not None:
             return decision
-        reason = f"{missing} {decision.reason}".strip()
-        return decision.with_retrieve(True, override=Override(retrieve=True, reason=missing), reason=reason)
+        return decision.with_retrieve(
+            True,
+            override=Override(retrieve=True, reason=missing),
+            reason=f"{missing} {decision.reason}".strip(),
+        )
 
     def _log_failures(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
         """Log once per call how many decisions failed, and the first error without the users' text."""

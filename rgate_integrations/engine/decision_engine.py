@@ -186,8 +186,12 @@ class DecisionEngine(Decider):
 
     def config(self) -> dict[str, Any]:
         """Return the gate's name and parameters, and the options except ``llm``, to compare engines."""
-        options = {"on_error": self.on_error, "timeout": self.timeout, "rules": self.rules}
-        return {**self.gate.config(), **options}
+        return {
+            **self.gate.config(),
+            "on_error": self.on_error,
+            "timeout": self.timeout,
+            "rules": self.rules,
+        }
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
         """Queue the requests, wait, and return their decisions or errors, in order.
@@ -202,7 +206,7 @@ class DecisionEngine(Decider):
             )
         limits = [self.timeout if request.timeout is None else request.timeout for request in requests]
         # All decisions are returned together, so the longest limit applies.
-        limit = None if None in limits else max(limits, default=None)  # type: ignore[type-var]  # no None
+        limit = None if None in limits else max(limits)  # type: ignore[type-var]  # no None
         outcomes: list[Decision | Exception] = yield Call(
             wait_results, await_results, self._batcher.submit(requests), limit
         )

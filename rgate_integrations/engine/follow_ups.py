@@ -58,8 +58,9 @@ def is_follow_up(question: str) -> bool:
     text = question.strip()
     if len(text) > _MAX_CHARACTERS:
         return False
-    pronouns = _PRONOUN.finditer(text)
-    return bool(_AFTERTHOUGHT.search(text)) or any(_is_unresolved(text, pronoun) for pronoun in pronouns)
+    return bool(_AFTERTHOUGHT.search(text)) or any(
+        _is_unresolved(text, pronoun) for pronoun in _PRONOUN.finditer(text)
+    )
 
 
 def missing_context(request: Request, *, reads_history: bool) -> str:

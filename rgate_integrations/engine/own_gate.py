@@ -97,10 +97,6 @@ class OwnGate(Decider):
         """Return this gate if the object declares that it reads drafts."""
         return self if getattr(self.gate, "reads_drafts", False) else None
 
-    def question_gate(self) -> Decider | None:
-        """Return None: there is no second gate to screen questions for a user's own gate."""
-        return None
-
     def decides_like(self, other: Decider) -> bool:
         """Return whether the same object decides."""
         return isinstance(other, OwnGate) and self.gate is other.gate

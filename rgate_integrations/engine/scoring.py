@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -61,10 +61,8 @@ def score_requests(
     for spec in likeness:
         undecided = context.without(verdict)
         for item, match in zip(undecided.evidence, undecided.find(spec), strict=True):
-            if isinstance(match, Exception):
+            if isinstance(match, Exception) or match.value is not None:
                 item.pieces[verdict] = match
-            elif match.value is not None:
-                item.pieces[verdict] = Piece(match.value)
     for request, item in zip(requests, evidence, strict=True):
         ruling = None if verdict in item.pieces else rules.match(request, after)
         if ruling is not None:
@@ -127,23 +125,21 @@ def read_request(request: Request, sources: Sources) -> Evidence:
         return Evidence(request, original=original)
     end, room = int(_END_SHARE * len(head)), int(_MIDDLE_SHARE * len(head))
     middle = question[end:-end]
-    asking = _asking_sentences(middle[:_MAX_MIDDLE_CHARACTERS])
+    asking = list(_asking_sentences(middle[:_MAX_MIDDLE_CHARACTERS]))
     parts = [question[:end]]
     for sentence in asking:
         if len(sentence) <= room:
             parts.append(sentence)
             room -= len(sentence)
     leaves_out = len(middle) > _MAX_MIDDLE_CHARACTERS or len(parts) <= len(asking)
-    truncated = replace(request, question="\n".join([*parts, question[-end:]]))
-    return Evidence(truncated, truncated=True, leaves_out=leaves_out, original=original)
+    request = replace(request, question="\n".join([*parts, question[-end:]]))
+    return Evidence(request, truncated=True, leaves_out=leaves_out, original=original)
 
 
-def _asking_sentences(text: str) -> list[str]:
-    """Return the sentences that begin like a request, end with a question mark, or are a whole paragraph."""
-    asking = []
+def _asking_sentences(text: str) -> Iterator[str]:
+    """Yield the sentences that begin like a request, end with a question mark, or are a whole paragraph."""
     for paragraph in BLANK_LINE.split(text):
         sentences = segments(paragraph)
         for sentence in sentences:
             if len(sentences) == 1 or sentence.endswith(QUESTION_MARKS) or _ASKS.match(sentence):
-                asking.append(sentence)
-    return asking
+                yield sentence

@@ -205,8 +205,9 @@ def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEnt
         sized = [entry for entry in some if entry.name.size is not None]
         if sized:
             theta, nearest = _interpolate(model.size, sized)
-            source = f"guessed from its size and others of its family, such as {nearest.llm}"
-            return Ability(family, theta, sd, source)
+            return Ability(
+                family, theta, sd, f"guessed from its size and others of its family, such as {nearest.llm}"
+            )
     theta = min(lowest.theta, _guess_by_size(model.size))
     return Ability(
         family, theta, _FAMILY_SD, f"guessed from its size and the weakest known of its family, {lowest.llm}"
@@ -223,14 +224,19 @@ def _guess_by_tier(
     # A number far above all others is not a version: "gpt-40".
     if number is not None and number <= max(numbers) + _NEXT_VERSIONS:
         perhaps_effort = model.words - model.without_any_effort
-        predecessors = _predecessors(tier, number, family, members)
-        predecessors = predecessors or _predecessors(tier - perhaps_effort, number, family, members)
+        predecessors = _predecessors(tier, number, family, members) or _predecessors(
+            tier - perhaps_effort, number, family, members
+        )
         # A name without a tier may belong to the smallest tier of its version.
         rivals = [] if tier else of_version
         if predecessors and _least_able(predecessors) == _least_able([*predecessors, *rivals]):
             known = _least_able(predecessors)
-            sd = math.hypot(known.sd, _SIBLING_SD)
-            return Ability(family, known.theta, sd, f"its latest known predecessor, {known.llm}")
+            return Ability(
+                family,
+                known.theta,
+                math.hypot(known.sd, _SIBLING_SD),
+                f"its latest known predecessor, {known.llm}",
+            )
     # "gpt-bot-5" has an unknown word, and the number may be the bot's, so the version says nothing.
     if unknown and family not in model.numbered:
         of_version = []

@@ -97,11 +97,11 @@ class AnswerGate(Gate):
         question, answer = evidence[ScoreSpec(self._heads)], evidence[ScoreSpec(self.answer)]
         weight = self.weight * self.question.depends_on_knowledge(question)
         p = sigmoid((1 - weight) * logit(question.p_known) + weight * logit(answer.p_known))
-        parts = f"question {question.p_known:.2f}, partial answer {answer.p_known:.2f}"
         return replace(
             question,
             p_known=p,
-            reason=f"Known with probability {p:.2f} ({parts}).",
+            reason=f"Known with probability {p:.2f} (question {question.p_known:.2f}, partial answer "
+            f"{answer.p_known:.2f}).",
             draft=answer.draft,
             warnings=tuple(dict.fromkeys((*question.warnings, *answer.warnings))),
             threshold=None,

@@ -31,7 +31,8 @@ PRIOR = "prior"
 ANSWER_FIRST = "answer-first"
 """Subfolder of a tuned gate that holds the gate for partial answers."""
 
-_MIN_LOGPROB = -20.0  # below this, a token is practically impossible; some servers write -9999
+MIN_LOGPROB = -20.0
+"""Below this log-probability, a token is practically impossible, and some servers write -9999."""
 
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -118,7 +119,7 @@ class LogprobHead:
             text: The probe's calibrated logit.
             logprobs: Natural log-probability of each token, at least one; values below -20 count as -20.
         """
-        values: list[float] = np.maximum(logprobs, _MIN_LOGPROB).tolist()
+        values: list[float] = np.maximum(logprobs, MIN_LOGPROB).tolist()
         total = sum(values)
         confidence = self.total * total + self.least * min(values) + self.mean * total / len(values)
         return self.text * text + confidence + self.bias

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
+from pydantic import PlainSerializer, ValidationError
 
-from rgate_integrations.decision import Cost, Draft, Outcome, Override, Threshold
+from rgate_integrations.decision import Cost, Draft, Frozen, Outcome, Override, Threshold
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError, no_answer
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
@@ -85,7 +85,7 @@ class Score:
         return replace(self, override=Override(retrieve=retrieve, reason=reason))
 
 
-class Gate(BaseModel, ABC):
+class Gate(Frozen, ABC):
     """Scores evidence: how likely is it that the LLM knows the answer?
 
     Gates are immutable values. To use one, pass it to `load_gate`, or to a framework's adapter as
@@ -119,7 +119,6 @@ class Gate(BaseModel, ABC):
             or if it was fitted to one LLM and ignores the name.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
     info: ClassVar[GateInfo]
     gate_fields: ClassVar[tuple[str, ...]] = ()
     argument: ClassVar[str] = ""

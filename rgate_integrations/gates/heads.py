@@ -172,8 +172,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             signals["known"] = float(known[0])
         subject = "The question"
         if len(texts) > 1:
-            text = texts[decisive]
-            text = find_original(evidence.original, text) if evidence.original else text
+            text = find_original(evidence.original, texts[decisive])
             subject = f"“{text[:_MAX_SHOWN]}…”" if len(text) > _MAX_SHOWN else f"“{text}”"
         reason = f"{subject} {self._explain(p, shares_there, known, is_news)}"
         score = Score(p, reason, signals=signals, llm=self._judged_llm)
@@ -265,9 +264,11 @@ class KindsSpec(EvidenceSpec[Float64Array]):
     gate: HeadsGate
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, KindsSpec):
-            return False
-        return other.states == self.states and other.gate.trained is self.gate.trained
+        return (
+            isinstance(other, KindsSpec)
+            and other.states == self.states
+            and other.gate.trained is self.gate.trained
+        )
 
     def __hash__(self) -> int:
         return hash(self.states)

@@ -252,9 +252,9 @@ def _parse_words(words: list[str], date: str) -> ModelName:
         numbered.add("claude")
     for word, following in pairwise([*words, ""]):
         has_version = re.fullmatch(_VERSION, following) and not re.fullmatch(_SIZE, following)
-        if word == "o" and not (has_version and word == words[0]):  # marco-o1 is not OpenAI's
-            continue
-        if word in FAMILIES and word not in families:
+        # marco-o1 is not OpenAI's.
+        is_family = word in FAMILIES and (word != "o" or (has_version and word == words[0]))
+        if is_family and word not in families:
             families[word] = first_number
             if has_version:
                 families[word] = following

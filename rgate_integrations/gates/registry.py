@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -46,8 +46,7 @@ def gate_class(name: str) -> type[Gate]:
     """
     if name not in _GATES:
         raise unknown_name("gate", name, [*_GATES, *shipped()])
-    module, _, attribute = _GATES[name].partition(":")
-    gate: type[Gate] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+    gate: type[Gate] = pkgutil.resolve_name(f"{__package__}.{_GATES[name]}")
     return gate
 
 

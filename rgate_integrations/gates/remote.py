@@ -210,6 +210,6 @@ class DecisionClient:
         )
 
     async def _request(self, method: str, path: str, seconds: float, body: Any) -> Answer:
-        headers = {"x-rgate-timeout-ms": str(1e3 * seconds)}
-        async with make_client(self.url, self._credentials.headers) as client:
-            return await request(client, method, self.url + path, seconds=seconds, body=body, headers=headers)
+        headers = {**self._credentials.headers, "x-rgate-timeout-ms": str(1e3 * seconds)}
+        async with make_client(self.url, headers) as client:
+            return await request(client, method, self.url + path, seconds=seconds, body=body)

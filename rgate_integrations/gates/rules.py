@@ -31,7 +31,7 @@ from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import SHIPPED, read_file
 from rgate_integrations.runtime.segments import Segmented
 
@@ -207,8 +207,10 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
 
 def _rule_score(name: str, reason: str) -> Score:
     """Return the score of a request that a rule decides, without the gate."""
-    p_known = 0.0 if name == "always" else 1.0
-    return Score(p_known, "").overridden(f"A rule in {name}= matches: {reason}", retrieve=name == "always")
+    retrieve = name == "always"
+    return Score(float(not retrieve), "").overridden(
+        f"A rule in {name}= matches: {reason}", retrieve=retrieve
+    )
 
 
 def _match_rule(rule: Rule, request: Request) -> str:
@@ -229,10 +231,7 @@ def directions_of(states: Float32Array) -> Float64Array:
         Shape (states, directions).
     """
     mean, directions = known_directions()
-    compared = (states.astype(np.float64) - mean) @ directions
-    lengths = np.linalg.norm(compared, axis=1, keepdims=True)
-    directions_of_length_1: Float64Array = compared / np.maximum(lengths, 1e-12)  # a zero state stays zero
-    return directions_of_length_1
+    return unit((states.astype(np.float64) - mean) @ directions)
 
 
 @cache

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr, SkipValidation
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.artifacts import ANSWER_FIRST, PRIOR, TunedArtifact
+from rgate_integrations.gates.artifacts import ANSWER_FIRST, MIN_LOGPROB, PRIOR, TunedArtifact
 from rgate_integrations.gates.base import Gate, GateInfo, Score, ScoreSpec, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.draft import DraftSpec
@@ -24,8 +24,6 @@ from rgate_integrations.runtime.arrays import Float64Array
 
 DRAFT_FEATURES = ("first", "mean", "least", "sum", "length")
 """Names of the features that `draft_features` returns, in order."""
-
-_MIN_LOGPROB = -20.0  # minimum of a token; lower values add nothing, and some servers write -9999
 
 
 class TunedGate(TrainedGate):
@@ -123,6 +121,6 @@ def draft_features(draft: Draft) -> Float64Array:
             "The partial answer has no log-probabilities, which this gate needs.",
             hint="Request them from the server (LangChain: logprobs=True), or use the gate for the question alone.",
         )
-    logprobs = np.clip(np.array(draft.logprobs or (_MIN_LOGPROB,), dtype=float), _MIN_LOGPROB, 0.0)
-    least, total, length = logprobs.min(), logprobs.sum(), math.log(len(logprobs))
-    return np.array([logprobs[0], logprobs.mean(), least, total, length])
+    logprobs = np.clip(np.array(draft.logprobs or (MIN_LOGPROB,), dtype=float), MIN_LOGPROB, 0.0)
+    length = math.log(len(logprobs))
+    return np.array([logprobs[0], logprobs.mean(), logprobs.min(), logprobs.sum(), length])

@@ -154,5 +154,4 @@ def fuse(
             if name not in best or rank < best[name][0]:
                 best[name] = (rank, item)
     # Dictionaries keep insertion order and `sorted` is stable, so ties stay in the order of first appearance.
-    ordered = sorted(scores, key=lambda name: -scores[name])
-    return [best[name][1] for name in ordered[:k]]
+    return [best[name][1] for name in sorted(scores, key=lambda name: -scores[name])[:k]]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import (
     ConfigurationError,
     IndexCorruptError,
@@ -23,8 +24,8 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passages import Passage, check_passages, duplicate_id
-from rgate_integrations.index.retriever import Hit, check_k, check_search
-from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.index.retriever import Hit, check_search
+from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import check_replaceable, expand, locked, write_atomically
 from rgate_integrations.runtime.threads import ForkSafeLock
 
@@ -177,9 +178,7 @@ class PassageIndex:
             existing = old.row_of.keys() & {passage.id for passage in new}
             if existing and not replace:
                 raise duplicate_id(min(existing))
-            self._replace(
-                existing, new, normalise_vectors(check_vectors(vectors, len(new), old.buffer.shape[1]))
-            )
+            self._replace(existing, new, unit(check_vectors(vectors, len(new), old.buffer.shape[1])))
 
     def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
         """Add passages, replacing those with the same ids; see `add`."""
@@ -253,8 +252,7 @@ class PassageIndex:
     def embed_queries(self, queries: Sequence[str]) -> Float32Array:
         """Return the vectors of queries, shape (queries, dimension); raises what the embedder raises."""
         embed = getattr(self.embedder, "embed_queries", self.embedder.embed)
-        vectors: Float32Array = embed(queries)
-        return vectors
+        return embed(queries)
 
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None
@@ -265,12 +263,12 @@ class PassageIndex:
             ConfigurationError: The vectors are not finite, their dimension differs from the index's, or ``k``
                 is not a positive whole number.
         """
-        check_k(k)
+        valid_count(k, "k")
         # Read once, because another thread may replace it meanwhile.
         state = self._state
         if not state.passages:
             return [[] for _ in vectors]
-        normalised = normalise_vectors(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
+        normalised = unit(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
         # FAISS pads the results with row -1 if k exceeds the number of vectors.
         k = min(k, len(state.passages))
         nearest = self._faiss.knn(normalised, state.vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
@@ -414,10 +412,3 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
             "Vectors must be finite, but one holds NaN or infinity.", hint="Check the embedder that made it."
         )
     return array
-
-
-def normalise_vectors(vectors: Float32Array) -> Float32Array:
-    """Scale vectors to length 1; zero vectors stay zero."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    # A zero vector stays zero, so that its cosine with anything is 0 and not NaN.
-    return np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)

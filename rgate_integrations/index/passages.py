@@ -123,5 +123,4 @@ def _copy_json(value: Any, depth: int) -> Any:
         return {_copy_json(key, 0): _copy_json(inner, depth - 1) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_copy_json(inner, depth - 1) for inner in value]
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return json.loads(text.encode())
+    return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())

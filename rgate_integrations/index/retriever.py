@@ -6,6 +6,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.passages import Passage
 
@@ -56,14 +57,4 @@ def check_search(queries: Sequence[str], k: int) -> None:
         raise ConfigurationError(
             f"search needs a list of queries, not the text {queries[:60]!r}.", hint="Use search([query])[0]."
         )
-    check_k(k)
-
-
-def check_k(k: int) -> None:
-    """Check a number of results.
-
-    Raises:
-        ConfigurationError: ``k`` is not a positive whole number.
-    """
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise ConfigurationError(f"k must be a whole number of at least 1, not {k!r}.")
+    valid_count(k, "k")

@@ -11,8 +11,8 @@ from langchain_core.embeddings import Embeddings
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.passage_index import check_vectors, normalise_vectors
-from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.index.passage_index import check_vectors
+from rgate_integrations.runtime.arrays import Float32Array, unit
 
 
 class RGateEmbeddings(SentenceEmbedder, Embeddings):
@@ -61,7 +61,7 @@ class EmbeddingsAdapter:
     @cached_property
     def identity(self) -> str:
         """Hash of a fixed text's vector, normalised and rounded to two decimals."""
-        vector = normalise_vectors(self.embed(["What is the identity of this embedder?"]))
+        vector = unit(self.embed(["What is the identity of this embedder?"]))
         # Rounded, because hardware and batch size change the last digits.
         return hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
 

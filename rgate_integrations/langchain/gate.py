@@ -226,7 +226,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 changes["warnings"] = (CONDENSE_FAILED,)
             if isinstance(outcome, Decision) and drafts is None and isinstance(call.draft, Draft):
                 # It was written for this decision.
-                changes["cost"] = outcome.cost + generation_cost([call.draft])
+                changes["cost"] = outcome.cost + generation_cost(call.draft)
             call.result = outcome if isinstance(outcome, Exception) else outcome.model_copy(update=changes)
         return [call.result for call in calls]
 

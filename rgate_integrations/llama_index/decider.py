@@ -176,7 +176,7 @@ class QueryDecider:
                 new_drafts = [draft] if isinstance(draft, Draft) else []
             item = attach_draft(item, draft)
         (decision,) = yield from self.gate.flow([item])
-        return decision.model_copy(update={"cost": decision.cost + generation_cost(new_drafts)})
+        return decision.model_copy(update={"cost": sum(map(generation_cost, new_drafts), decision.cost)})
 
     def emit(self, decision: Decision, bundle: QueryBundle) -> None:
         """Emit a decision to LlamaIndex's listeners, unless it came with the request and so was emitted before."""

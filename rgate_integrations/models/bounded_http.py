@@ -89,13 +89,7 @@ def make_client(
 
 
 async def request(
-    client: httpx.AsyncClient,
-    method: str,
-    url: str,
-    *,
-    seconds: float,
-    body: Any = None,
-    headers: Mapping[str, str] | None = None,
+    client: httpx.AsyncClient, method: str, url: str, *, seconds: float, body: Any = None
 ) -> Answer:
     """Send a request, and return the complete answer, whatever its status.
 
@@ -105,18 +99,15 @@ async def request(
         url: The URL.
         seconds: Deadline for everything: connecting, sending, and the last byte of the answer.
         body: A JSON value; None for no body.
-        headers: Additional headers.
 
     Raises:
         TimeoutError: The answer was not complete in time.
         httpx.RequestError: The server cannot be reached, or the connection broke.
         ServerError: The answer is longer than `LONGEST_BODY`.
     """
-    headers = dict(headers or {})
-    content = None
-    if body is not None:
-        headers["Content-Type"] = "application/json"
-        content = json_line(body).encode()  # unlike httpx's `json=`, this escapes lone surrogates
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    # Unlike httpx's `json=`, this escapes lone surrogates.
+    content = None if body is None else json_line(body).encode()
     # httpx only limits the wait for each part, so a server that sends a byte a second would never time out.
     async with (
         asyncio.timeout(seconds),

@@ -81,15 +81,11 @@ class Entry:
     hub: HubFiles | None = None
 
     @property
-    def hub_megabytes(self) -> int:
-        """Size of the download from the Hub, in 10^6 bytes; that from the index if it is not on the Hub."""
-        return (self.hub.megabytes if self.hub else 0) or self.megabytes
-
-    @property
     def size(self) -> str:
         """Size of the download as text, such as ``"93 MB"``; both sizes if that from the Hub differs."""
-        differs = self.hub_megabytes != self.megabytes
-        return f"{self.megabytes:,} MB" + f", from the Hub {self.hub_megabytes:,} MB" * differs
+        if self.hub is None or not self.hub.megabytes:
+            return f"{self.megabytes:,} MB"
+        return f"{self.megabytes:,} MB, from the Hub {self.hub.megabytes:,} MB"
 
 
 def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Part, ...]:

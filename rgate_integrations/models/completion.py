@@ -29,11 +29,11 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
         choice = answer["choices"][0]
         message = choice.get("message")
         content = choice["text"] if message is None else message.get("content") or ""
-        if isinstance(content, list):
-            is_content = all(isinstance(block, Mapping) and "type" in block for block in content)
-        else:
-            is_content = isinstance(content, str)
-        if not is_content:
+        if not isinstance(content, str | list):
+            return None
+        if isinstance(content, list) and not all(
+            isinstance(part, Mapping) and "type" in part for part in content
+        ):
             return None
         entries, likeliest = _logprob_entries(choice.get("logprobs") or {})
         tokens, logprobs = read_logprobs(entries)

@@ -23,10 +23,9 @@ def convert_gguf(source: Path, target: Path) -> None:
     """
     from rgate_integrations.errors import DownloadError, missing_dependency
 
-    # -P keeps this script's folder from shadowing installed packages in the child.
-    command = [sys.executable, "-P", __file__, str(source), str(target)]
     result = subprocess.run(  # noqa: S603  a fixed command
-        command,
+        # -P keeps this script's folder from shadowing installed packages in the child.
+        [sys.executable, "-P", __file__, str(source), str(target)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

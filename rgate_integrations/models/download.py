@@ -56,11 +56,10 @@ def cached_path(name: str) -> Path | None:
     try:
         manifest = parse_json(read_file(path / _MANIFEST))
         sizes = manifest.get("files", {})
-        complete = all((path / file).stat().st_size == size for file, size in sizes.items())
-        complete = complete and manifest.get("revision", "") == _revision(entry(name))
+        has_files = all((path / file).stat().st_size == size for file, size in sizes.items())
+        return path if has_files and manifest.get("revision", "") == _revision(entry(name)) else None
     except (OSError, ValueError, AttributeError):  # missing, not JSON, or not an object
         return None
-    return path if complete else None
 
 
 def fetch_path(name: str, what: str) -> Path:
@@ -189,8 +188,8 @@ def _write_manifest(item: Entry, folder: Path) -> None:
         if path.is_file():
             path.chmod(0o644)  # safetensors writes 0600, which shuts others out of a shared cache
             sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    manifest = {"licence": item.licence, "revision": _revision(item), "files": sizes}
-    (folder / _MANIFEST).write_text(json_text(manifest), encoding="utf-8")
+    manifest = json_text({"licence": item.licence, "revision": _revision(item), "files": sizes})
+    (folder / _MANIFEST).write_text(manifest, encoding="utf-8")
 
 
 def _revision(item: Entry) -> str:
@@ -206,8 +205,7 @@ def _make_corpus(item: Entry, fetched: Path, folder: Path) -> None:
             text = " ".join(str(record.get("extract") or "").split())
             if text:
                 out.write(json_line({"id": f"lead-{number}", "title": record["title"], "text": text}))
-    notice = _NOTICE.format(source=item.parts[0].requirement)
-    (folder / "LICENCE.txt").write_text(notice, encoding="utf-8")
+    (folder / "LICENCE.txt").write_text(_NOTICE.format(source=item.parts[0].requirement), encoding="utf-8")
 
 
 def corpus_path(name: str) -> Path:

@@ -27,8 +27,8 @@ from rgate_integrations.models.encoder_file import (
     WEIGHTS,
     dequantise,
 )
-from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, load_shared
-from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, load_shared, pack_texts
+from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import SHIPPED
 
 ENCODER = "multilingual-e5-small"
@@ -74,12 +74,6 @@ class Encoded:
     parts: Float32Array = field(repr=False)
     tokens: int
 
-    @property
-    def vector(self) -> Float32Array:
-        """The mean of the last pooled layer, normalised, shape (384,): e5's sentence vector for layer 12."""
-        last: Float32Array = self.whole[-1] / np.linalg.norm(self.whole[-1])
-        return last
-
 
 class Tokens(NamedTuple):
     """The token ids of a text or of one of its windows, and the ranges to pool: the first is the whole text."""
@@ -101,9 +95,9 @@ class Encoder(OnnxModel):
         self._tokens = SentencePieceProcessor(model_file=str(folder / TOKENS))
         # Memory-mapped, so that only the rows of tokens that occur are read, not all 54 MB.
         self._table = np.memmap(folder / WEIGHTS, np.uint8, "r", shape=TABLE)
-        self._sessions = {}
-        for stage in STAGES:
-            self._sessions[stage] = OnnxSession((self.shipped / graph_file(stage)).read_bytes(), folder)
+        self._sessions = {
+            stage: OnnxSession((self.shipped / graph_file(stage)).read_bytes(), folder) for stage in STAGES
+        }
 
     def _compute_test_states(self, text: str) -> Float32Array:
         return self.encode([text], layers=(*STATES, ALL_LAYERS))[0].whole
@@ -115,8 +109,8 @@ class Encoder(OnnxModel):
             texts: The texts.
             prefix: ``"query: "`` for queries, ``"passage: "`` for passages; e5 was trained with these prefixes.
         """
-        vectors = [encoded.vector for encoded in self.encode(texts, layers=(LAYERS,), prefix=prefix)]
-        return np.array(vectors, np.float32).reshape(-1, HIDDEN)
+        encoded = self.encode(texts, layers=(LAYERS,), prefix=prefix)
+        return unit(np.array([text.whole[-1] for text in encoded], np.float32).reshape(-1, HIDDEN))
 
     def encode(
         self,
@@ -152,8 +146,7 @@ class Encoder(OnnxModel):
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without prefix and end token. No part of it becomes a control token."""
-        ids: list[int] = self._tokens.encode(_SURROGATE.sub("\ufffd", text))
-        return ids
+        return list(self._tokens.encode(_SURROGATE.sub("\ufffd", text)))
 
     def log_frequency(self, word: str) -> float:
         """Return the natural log of a word's share of text in a hundred languages, estimated from its tokens."""
@@ -195,26 +188,17 @@ class Encoder(OnnxModel):
         results = []
         by_window = self.states([window.ids for window in windows], layers)
         for window, states in zip(windows, by_window, strict=True):
-            sums = np.zeros((len(window.ranges), len(layers), HIDDEN), np.float32)
-            for i, (begin, end) in enumerate(window.ranges):
-                if begin < end:
-                    sums[i] = states[:, begin:end].sum(axis=1)
-            results.append(sums)
+            # A range without tokens in this window may end before it begins.
+            sums = [states[:, begin : max(begin, end)].sum(axis=1) for begin, end in window.ranges]
+            results.append(np.stack(sums))
         return results
 
     def states(self, texts: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Float32Array]:
         """Return the states, shape (layers, tokens, 384), of texts in token ids, at most 512 tokens each."""
-        lengths = np.array(list(map(len, texts)))
-        ends = lengths.cumsum()
-        columns = np.arange(lengths.max())
-        # Texts are concatenated without padding. Only attention needs a row per text: `rows` has the index of each
-        # token, and after the end of a text the index of a dummy token, which attention ignores.
-        inside = columns < lengths[:, None]
-        rows = np.where(inside, (ends - lengths)[:, None] + columns, ends[-1])
-        shape = {"rows": rows.astype(np.int64), "tokens": np.flatnonzero(inside).astype(np.int64)}
-        embedded = dequantise(self._table[np.concatenate(texts)]).reshape(-1, HIDDEN)
-        positions = np.broadcast_to(columns, inside.shape)[inside].astype(np.int64)
-        inputs = {"embedded": embedded, "places": positions}
+        ids = np.concatenate(texts)
+        # After the last token, the graph has a dummy token, which attention ignores.
+        positions, layout, begins = pack_texts(texts, filler=len(ids))
+        inputs = {"embedded": dequantise(self._table[ids]).reshape(-1, HIDDEN), "places": positions}
         states: dict[int, Float32Array] = {}
         below = 0
         for stage, session in self._sessions.items():
@@ -223,12 +207,11 @@ class Encoder(OnnxModel):
                 needed.add(BRANCH)
             if needed:
                 numbers = sorted(needed)
-                arrays = session.run([f"layer_{number}" for number in numbers], inputs | shape)
+                arrays = session.run([f"layer_{number}" for number in numbers], inputs | layout)
                 states |= dict(zip(numbers, arrays, strict=True))
             inputs = {f"layer_{BRANCH}": states[BRANCH]}
             below = stage
-        stacked = np.stack([states[layer] for layer in layers])
-        return np.split(stacked, ends[:-1], axis=1)
+        return np.split(np.stack([states[layer] for layer in layers]), begins, axis=1)
 
 
 def _windows(row: Tokens, before: int) -> Iterable[Tokens]:

@@ -97,9 +97,12 @@ class EncoderProxy(HasStates):
             whole, segments = encoded.whole, encoded.parts
             if len(segments) > len(text.segments):
                 whole, segments = segments[0], segments[1:]
-            whole = _select(whole, layers.whole, numbers)
-            segments = _select(segments, layers.segments, numbers)
-            results.append(RequestStates(whole, segments, encoded.tokens))
+            states = RequestStates(
+                _select(whole, layers.whole, numbers),
+                _select(segments, layers.segments, numbers),
+                encoded.tokens,
+            )
+            results.append(states)
         return results
 
     def join(self, text: Segmented) -> tuple[str, list[Range]]:
@@ -137,5 +140,4 @@ def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
 
 def _select(pooled: Float32Array, layers: Sequence[PooledLayer], numbers: Sequence[int]) -> Float32Array:
     """Return the requested layers, in their order, from pooled states, shape (..., layers, 384)."""
-    selected: Float32Array = pooled[..., [numbers.index(layer) for layer, _, _ in layers], :]
-    return selected
+    return pooled[..., [numbers.index(layer) for layer, _, _ in layers], :]

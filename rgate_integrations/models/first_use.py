@@ -94,8 +94,10 @@ class FirstUse:
                     "Run: rgate download %s",
                     *(what, name, obstacle, name),
                 )
-            message = f"The {what} {name!r} is not downloaded yet, and {obstacle}."
-            raise ModelLoadError(message, hint=f"Run `rgate download {name}`.")
+            raise ModelLoadError(
+                f"The {what} {name!r} is not downloaded yet, and {obstacle}.",
+                hint=f"Run `rgate download {name}`.",
+            )
         # `setdefault` is atomic, so all threads get the same lock.
         with self._locks.setdefault(name, ForkSafeLock()):
             folder = self._find_cached(name)
@@ -104,15 +106,17 @@ class FirstUse:
             retry_at, failure = self._failures.get(name, (0.0, None))
             if failure is not None and self._clock() < retry_at:
                 raise copy.copy(failure)  # a copy, so that each caller has its own traceback
-            line = f"rgate: downloading the {what} {name} ({entry(name).size}), once, to {target}\n"
             with suppress(AttributeError, OSError, ValueError):  # standard error is missing or closed
-                sys.stderr.write(line)
+                sys.stderr.write(
+                    f"rgate: downloading the {what} {name} ({entry(name).size}), once, to {target}\n"
+                )
             try:
                 return self._download(name)
             except Exception as error:  # not Ctrl-C, after which the next use continues the download
                 if not isinstance(error, RGateError):
-                    message = f"{name} could not be downloaded: {error!r}"
-                    error = DownloadError(message, hint=f"Run `rgate download {name}`.")
+                    error = DownloadError(
+                        f"{name} could not be downloaded: {error!r}", hint=f"Run `rgate download {name}`."
+                    )
                 # A copy, because the error itself would keep the frames of the download alive.
                 self._failures[name] = (self._clock() + _RETRY_SECONDS, copy.copy(error))
                 _log.warning(

@@ -250,7 +250,10 @@ class TransformersProxy(LanguageModel, HasStates):
     @contextmanager
     def _locked_runner(self) -> Iterator[ModelRunner]:
         """Hold the model, which is loaded first if necessary."""
-        runner_class = _import_runner()  # first, because without torch a download would be useless
+        try:  # first, because without torch a download would be useless
+            from rgate_integrations.models.model_runner import ModelRunner
+        except ImportError as error:
+            raise missing_dependency(error.name or "torch", "local") from error
         # Download before taking the lock, because the end of the process waits for its holder.
         if self._runner is None:
             resolve_model(self.name)
@@ -262,7 +265,7 @@ class TransformersProxy(LanguageModel, HasStates):
                     tokenizer = load_tokenizer(self.name)
                 except ImportError as error:
                     raise missing_dependency(error.name or "transformers", "local") from error
-                self._runner = runner_class(model, tokenizer, self.name, self._lock.check_open)
+                self._runner = ModelRunner(model, tokenizer, self.name, self._lock.check_open)
                 close_at_exit(self._lock)  # again, so that it is closed before the libraries just imported
             yield self._runner
 
@@ -322,8 +325,7 @@ class TransformersProxy(LanguageModel, HasStates):
         import torch
 
         results: dict[int, T] = {}
-        lengths = [len(row) + extra for row in rows]
-        pending = group_by_length(lengths, self.max_batch_size, _MAX_BATCH_TOKENS)
+        pending = group_by_length([len(row) + extra for row in rows], self.max_batch_size, _MAX_BATCH_TOKENS)
         while pending:
             # The lock is released between two batches, so that a long call does not block short ones.
             indices = pending.pop(0)
@@ -339,19 +341,6 @@ class TransformersProxy(LanguageModel, HasStates):
             else:
                 results.update(zip(indices, batch_results, strict=True))
         return [results[i] for i in range(len(rows))]
-
-
-def _import_runner() -> type[ModelRunner]:
-    """Import torch and the class that runs a model.
-
-    Raises:
-        MissingDependencyError: torch is not installed.
-    """
-    try:
-        from rgate_integrations.models.model_runner import ModelRunner
-    except ImportError as error:
-        raise missing_dependency(error.name or "torch", "local") from error
-    return ModelRunner
 
 
 def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:

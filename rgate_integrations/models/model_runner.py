@@ -198,8 +198,11 @@ class ModelRunner:
         return results
 
     def _padded(self, rows: Sequence[EncodedPrompt]) -> tuple[torch.Tensor, torch.Tensor]:
-        texts = [(*row.ids, *row.text) for row in rows]
-        return pad_left(texts, self.encoder.tokenizer.pad_token_id, self.model.device)
+        return pad_left(
+            [(*row.ids, *row.text) for row in rows],
+            self.encoder.tokenizer.pad_token_id,
+            self.model.device,
+        )
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any = None, **options: Any) -> Any:
         """Run the model on new tokens of a batch that is padded on the left, and return its output.
@@ -265,8 +268,7 @@ def pool_tensors(
     layers: Sequence[PooledLayer],
 ) -> Float32Array:
     """Pool the states of one text to shape (layers, hidden size); see `pool_states`."""
-    array: Float32Array = torch.stack(pool_states(states, question, prompt, draft, layers)).cpu().numpy()
-    return array
+    return torch.stack(pool_states(states, question, prompt, draft, layers)).cpu().numpy()
 
 
 def fingerprint(model: Any) -> str:
@@ -276,7 +278,6 @@ def fingerprint(model: Any) -> str:
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):
-        first = parameter.detach().flatten()[:_HASHED_VALUES]
-        rounded = first.to("cpu", torch.bfloat16).view(torch.int16)
-        digest.update(name.encode() + rounded.numpy().tobytes())
+        first = parameter.detach().flatten()[:_HASHED_VALUES].to("cpu", torch.bfloat16)
+        digest.update(name.encode() + first.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]

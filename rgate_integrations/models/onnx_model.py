@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.arrays import Float32Array, PositionArray
 from rgate_integrations.runtime.threads import ForkSafeLock, count_cores, reset_after_fork
 
 SELF_TEST = "self_test.json"
@@ -40,7 +40,7 @@ class OnnxSession:
 
     def __init__(self, graph: bytes, folder: Path) -> None:
         self._graph = graph
-        self._folder = folder
+        self._folder = str(folder)
         self._session: Any = self._open()
         self._inherited: list[Any] = []
         reset_after_fork(self)
@@ -64,8 +64,7 @@ class OnnxSession:
         options.intra_op_num_threads = 1  # we parallelise over texts instead, with one thread per batch
         # Errors only: its warnings about the graph are of no use to users.
         options.log_severity_level = 3
-        folder = str(self._folder)
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", self._folder)
         return onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
 
 
@@ -164,6 +163,28 @@ class OnnxModel(ABC):
                 results = list(pool.map(run, runs))
         by_index = dict(zip(chain.from_iterable(batches), chain.from_iterable(results), strict=True))
         return [by_index[i] for i in range(len(texts))]
+
+
+def pack_texts(
+    texts: Sequence[Sequence[int]], filler: int
+) -> tuple[PositionArray, dict[str, PositionArray], PositionArray]:
+    """Lay out texts one after another, without padding, because only attention needs a row per text.
+
+    Args:
+        texts: The token ids of each text.
+        filler: The index that ``rows`` has after the end of a text; the graph must ignore what it reads there.
+
+    Returns:
+        Each token's position in its text; the graph's inputs ``rows``, the index of each token by text and position,
+        and ``tokens``, the places in ``rows`` that are not filled up; and where each text but the first begins.
+    """
+    lengths = np.array(list(map(len, texts)))
+    begins = lengths.cumsum() - lengths
+    columns = np.arange(lengths.max())
+    inside = columns < lengths[:, None]
+    rows = np.where(inside, begins[:, None] + columns, filler)
+    layout = {"rows": rows.astype(np.int64), "tokens": np.flatnonzero(inside).astype(np.int64)}
+    return np.broadcast_to(columns, inside.shape)[inside].astype(np.int64), layout, begins[1:]
 
 
 # Kept for the life of the process, because gates come and go and their models take 100 MB each.

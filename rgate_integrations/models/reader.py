@@ -22,7 +22,7 @@ from rgate_integrations.models.base import (
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoding import TextEncoder
-from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, load_shared
+from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, load_shared, pack_texts
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers, layer_numbers, pool_states
 from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
@@ -88,8 +88,7 @@ class Reader(OnnxModel, TextEncoder):
 
     def _compute_test_states(self, text: str) -> Float32Array:
         (states,) = self.states([self.encode(text).ids], (max(STATES),))
-        last: Float32Array = states[max(STATES)][-1]
-        return last
+        return states[max(STATES)][-1:]
 
     def hidden(
         self,
@@ -137,28 +136,19 @@ class Reader(OnnxModel, TextEncoder):
             states = {}
             for layer in numbers:
                 # A token in two windows gets its states from the first, in which it has more context before it.
-                parts = [first[layer], *(window[layer][_OVERLAP:] for window in others)]
-                states[layer] = np.concatenate(parts)
+                states[layer] = np.concatenate(
+                    [first[layer], *(window[layer][_OVERLAP:] for window in others)]
+                )
             joined.append(states)
         return joined
 
     def states(self, texts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
         """Return the states of each text by layer, each of shape (tokens, hidden size), from a single run."""
-        lengths = np.array(list(map(len, texts)))
-        starts = np.concatenate([[0], lengths.cumsum()])
-        columns = np.arange(lengths.max())
-        # Texts are concatenated without padding. Only attention needs one row per text: `rows` has the index of each
-        # token, and after the end of a text the index of its first token, which is ignored.
-        inside = columns < lengths[:, None]
-        rows = np.where(inside, starts[:-1, None] + columns, starts[:-1, None])
-        inputs = {
-            "ids": np.concatenate(texts).astype(np.int64),
-            "positions": PREFIX_TOKENS + np.broadcast_to(columns, inside.shape)[inside],
-            "rows": rows.astype(np.int64),
-            "tokens": np.flatnonzero(inside).astype(np.int64),
-        }
-        layers = self._session.run([f"layer_{number}" for number in numbers], inputs)
-        by_text = zip(*(np.split(layer, starts[1:-1]) for layer in layers), strict=True)
+        # No token looks at those after it, so any token may stand after the end of a text.
+        positions, layout, begins = pack_texts(texts, filler=0)
+        inputs = {"ids": np.concatenate(texts).astype(np.int64), "positions": PREFIX_TOKENS + positions}
+        layers = self._session.run([f"layer_{number}" for number in numbers], inputs | layout)
+        by_text = zip(*(np.split(layer, begins) for layer in layers), strict=True)
         return [dict(zip(numbers, states, strict=True)) for states in by_text]
 
     def encode(self, question: str, draft: str | Sequence[int] = "") -> ReaderRow:
@@ -226,9 +216,8 @@ def pool_row(
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
     """Return whether the reader can provide these states for this prompt."""
-    if prompt != ANSWER or not layers:
-        return False
-    return all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
+    is_pooled = all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
+    return prompt == ANSWER and len(layers) > 0 and is_pooled
 
 
 class ReaderProxy(HasStates):

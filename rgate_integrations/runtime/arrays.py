@@ -1,8 +1,8 @@
-"""Array types."""
+"""Array types, and vectors of length 1."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,3 +18,12 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 PositionArray: TypeAlias = npt.NDArray[np.int64]
 """Positions in another array."""
+
+_Vectors = TypeVar("_Vectors", Float32Array, Float64Array)
+
+
+def unit(vectors: _Vectors) -> _Vectors:
+    """Scale vectors, shape (vectors, dimension), to length 1; zero vectors stay zero."""
+    # A zero vector stays zero, so that its cosine with anything is 0 and not NaN.
+    scaled: _Vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return scaled

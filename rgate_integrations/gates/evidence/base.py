@@ -118,7 +118,9 @@ class Evidence:
 
     def __getitem__(self, spec: EvidenceSpec[_T]) -> _T:
         """Return the value of a piece; raises its error, or an `EvidenceError` if the gate's specs lack it."""
-        piece = self.pieces.get(spec, EvidenceError(f"{spec} is missing: add it to the gate's specs."))
+        if spec not in self.pieces:
+            raise EvidenceError(f"{spec} is missing: add it to the gate's specs.")
+        piece = self.pieces[spec]
         if isinstance(piece, Exception):
             raise piece
         value: _T = piece.value

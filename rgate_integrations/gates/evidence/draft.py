@@ -43,10 +43,10 @@ class DraftSpec(EvidenceSpec[Draft]):
         for request in context.requests:
             if request.draft is not None:
                 pieces.append(Piece(self._cut(request.draft, context)))
-                continue
-            draft = next(written)
-            # An LLM may write more than requested.
-            pieces.append(Piece(draft.head(self.tokens), generation_cost([draft])))
+            else:
+                draft = next(written)
+                # An LLM may write more than requested.
+                pieces.append(Piece(draft.head(self.tokens), generation_cost(draft)))
         return pieces
 
     def _cut(self, draft: Draft, context: Context) -> Draft:
@@ -62,8 +62,9 @@ class DraftSpec(EvidenceSpec[Draft]):
 
     def _write(self, context: Context) -> Sequence[Draft]:
         if self.source == "proxy":
-            model = language_model(context.use_proxy(self.model))
-            return model.generate(self.prompt, prompt_values(context), tokens=self.tokens)
+            return language_model(context.use_proxy(self.model)).generate(
+                self.prompt, prompt_values(context), tokens=self.tokens
+            )
         if self.source == "recorded" or context.sources.llm is None:
             missing = "draft" if self.source == "recorded" else "LLM"
             raise EvidenceError(
@@ -80,14 +81,10 @@ class DraftSpec(EvidenceSpec[Draft]):
         return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
 
 
-def generation_cost(drafts: Sequence[Draft]) -> Cost:
-    """Return the cost of texts that were generated for one question."""
-    cost = Cost()
-    for draft in drafts:
-        written = len(draft.tokens) or len(draft.text.split())  # some LLMs report no tokens
-        written += draft.thinking_tokens
-        cost += Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=written)
-    return cost
+def generation_cost(draft: Draft) -> Cost:
+    """Return the cost of a text that was generated for a question."""
+    written = len(draft.tokens) or len(draft.text.split())  # some LLMs report no tokens
+    return Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=written + draft.thinking_tokens)
 
 
 def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict[str, str]]:
@@ -95,5 +92,5 @@ def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict
     questions = [request.question for request in context.requests]
     if draft is None:
         return [{"question": question} for question in questions]
-    drafts = context.get(draft)
-    return [{"question": q, "draft": answer.text} for q, answer in zip(questions, drafts, strict=True)]
+    pairs = zip(questions, context.get(draft), strict=True)
+    return [{"question": question, "draft": answer.text} for question, answer in pairs]

@@ -34,8 +34,9 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if any."""
         drafts = None if self.draft is None else context.get(self.draft)
-        proxy = context.use_proxy(self.model)
-        states = read_states(proxy, self.prompt, prompt_values(context), drafts, self.layers)
+        states = read_states(
+            context.use_proxy(self.model), self.prompt, prompt_values(context), drafts, self.layers
+        )
         return [Piece(pooled.states, _reading_cost(pooled.prompt_tokens)) for pooled in states]
 
 
@@ -135,8 +136,9 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
     def compute(self, context: Context) -> list[Piece[tuple[float, ...]]]:
         """Score the targets after the prompt."""
         values = prompt_values(context, self.draft)
-        model = language_model(context.use_proxy())
-        scores = model.score(self.prompt, values, self.targets, adapter=self.adapter)
+        scores = language_model(context.use_proxy()).score(
+            self.prompt, values, self.targets, adapter=self.adapter
+        )
         return [Piece(score.logprobs, Cost(model_calls=1, tokens_in=score.prompt_tokens)) for score in scores]
 
 
@@ -159,9 +161,10 @@ class CompletionSpec(EvidenceSpec[Draft]):
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Complete the prompts."""
         values = prompt_values(context, self.draft)
-        model = language_model(context.use_proxy())
-        written = model.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
-        return [Piece(draft, generation_cost([draft])) for draft in written]
+        written = language_model(context.use_proxy()).generate(
+            self.prompt, values, tokens=self.tokens, adapter=self.adapter
+        )
+        return [Piece(draft, generation_cost(draft)) for draft in written]
 
 
 @dataclass(frozen=True)
@@ -192,4 +195,4 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
             temperature=self.temperature,
             seed=self.seed,
         )
-        return [Piece(answers, generation_cost(answers)) for answers in sampled]
+        return [Piece(answers, sum(map(generation_cost, answers), Cost())) for answers in sampled]

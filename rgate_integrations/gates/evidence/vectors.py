@@ -12,7 +12,7 @@ from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.models.pooling import PooledLayer
-from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.arrays import Float32Array, unit
 
 VECTOR = PooledLayer(LAYERS, "question", "mean")
 """The states whose direction is the sentence vector of the encoder, multilingual-e5-small."""
@@ -61,7 +61,6 @@ class VectorSpec(EvidenceSpec[RequestVectors]):
         whole, segments = self.states.whole.index(VECTOR), self.states.segments.index(VECTOR)
         pieces = []
         for read in context.get(self.states):
-            vectors = np.vstack([read.whole[whole], read.segments[:, segments]])
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            vectors = unit(np.vstack([read.whole[whole], read.segments[:, segments]]))
             pieces.append(Piece(RequestVectors(read.texts, vectors[0], vectors[1:])))
         return pieces
