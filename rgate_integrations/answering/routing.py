@@ -218,15 +218,20 @@ class RoutedCall(ABC, Generic[_Input]):
         if look is None or not item.searched:
             settled = settle(screening, (), options, None)
         else:  # a `Call`, because judging passages would block the event loop
-            passages = self._passages(item)
-            direct_threshold = item.direct_threshold(screening)
             settled = yield Call(
-                settle, None, screening, passages, options, look, direct_threshold=direct_threshold
+                settle,
+                None,
+                screening,
+                self._passages(item),
+                options,
+                look,
+                direct_threshold=item.direct_threshold(screening),
             )
         if settled is None:
             return None
-        info = PartialAnswerInfo(first_look=self._screening_time)
-        return settled.model_copy(update={"partial_answer": info})
+        return settled.model_copy(
+            update={"partial_answer": PartialAnswerInfo(first_look=self._screening_time)}
+        )
 
     def _judge_answers(self, answers: Sequence[tuple[_Input, BufferedAnswer]], tokens: int) -> Flow[None]:
         """Hold back ``tokens`` tokens of each answer, judge all in one call, and cancel those that retrieve."""
@@ -271,17 +276,14 @@ class RoutedCall(ABC, Generic[_Input]):
         yield from self._wait_for_search()
         for item in inputs:
             if isinstance(item.outcome, Decision) and item.searched:
-                direct_threshold = item.direct_threshold(item.outcome)
-                passages = self._passages(item)
-                judge = Call(
+                item.outcome = yield Call(
                     decide_with_passages,
                     None,
                     item.outcome,
-                    passages,
+                    self._passages(item),
                     look,
-                    direct_threshold=direct_threshold,
+                    direct_threshold=item.direct_threshold(item.outcome),
                 )
-                item.outcome = yield judge
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
         """Return a decision with the tokens, times and cost of the screening and the partial answer added."""

@@ -104,11 +104,10 @@ def _open(name: str, url: str, key: str, concurrency: int, options: RequestOptio
         from rgate_integrations.models.remote import RemoteModel
 
         # A thinking LLM may send nothing for a long time, so the timeout grows with its tokens.
-        api_key = os.environ.get(key) or None
         return RemoteModel(
             url,
             name,
-            api_key=api_key,
+            api_key=os.environ.get(key) or None,
             timeout=60.0 + options.thinking_tokens / _TOKENS_PER_SECOND,
             max_concurrency=concurrency,
             options=options,

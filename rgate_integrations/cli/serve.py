@@ -108,8 +108,7 @@ def serve(
     gateway = _make_gateway(upstream, service, search, k=k, **options)
     print_log(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     app = make_app(service, gateway)
-    token = os.environ.get(TOKEN, "")
-    make_server(app, host, port, token=token, allow_origins=allow_origin or ()).run()
+    make_server(app, host, port, token=os.environ.get(TOKEN, ""), allow_origins=allow_origin or ()).run()
 
 
 def _make_gateway(

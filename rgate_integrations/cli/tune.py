@@ -156,8 +156,11 @@ def _find_embedder() -> Embedder | None:
     from rgate_integrations.models.download import cached_path
 
     if cached_path(DEFAULT_EMBEDDER) is None:  # not downloaded just for this, because it is optional
-        hint = f"rgate download {DEFAULT_EMBEDDER}"
-        say(f"note: without an embedder, answers are compared by their words. To get one: {hint}", err=True)
+        say(
+            "note: without an embedder, answers are compared by their words. "
+            f"To get one: rgate download {DEFAULT_EMBEDDER}",
+            err=True,
+        )
         return None
     return SentenceEmbedder()
 

@@ -20,8 +20,7 @@ one is closed by its consumer. Either way the tracers get errors and early ends,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -36,6 +35,7 @@ from langchain_core.tracers.context import _configure_hooks
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer
+from rgate_integrations.runtime.context import variable_set
 from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import count_thinking, read_reply
@@ -72,18 +72,13 @@ class GenerationCancelled(asyncio.CancelledError):
     """
 
 
-@contextmanager
-def inherited_config(config: RunnableConfig | None) -> Iterator[None]:
+def inherited_config(config: RunnableConfig | None) -> AbstractContextManager[None]:
     """In the ``with`` block, set the config that runnables inherit; otherwise it is the router's, with all handlers.
 
     A binding, such as that of ``with_config`` or ``with_retry``, merges the callbacks that it inherits into those of
     its call, so the listeners would be back.
     """
-    token = var_child_runnable_config.set(config)
-    try:
-        yield
-    finally:
-        var_child_runnable_config.reset(token)
+    return variable_set(var_child_runnable_config, config)
 
 
 def _buffer_event(event: str) -> Any:

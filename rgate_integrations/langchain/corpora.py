@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, ClassVar, Self
 
 from langchain_core.documents import Document
@@ -107,16 +106,13 @@ class CorpusChain(PerCorpus[Input, Output]):
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Stream the chain of the chosen corpus."""
-        yield from self._chain(config).stream(input, config, **kwargs)
+        return self._chain(config).stream(input, config, **kwargs)
 
-    async def astream(
+    def astream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Stream the chain of the chosen corpus."""
-        stream: Any = self._chain(config).astream(input, config, **kwargs)
-        async with aclosing(stream) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self._chain(config).astream(input, config, **kwargs)
 
     def _chain(self, config: RunnableConfig | None) -> Runnable[Any, Any]:
         return self.parts[self.choose(ensure_config(config))[0]]

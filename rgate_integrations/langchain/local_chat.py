@@ -112,8 +112,14 @@ class LocalChat(BaseChatModel, GenerationOptions):
             if options.logprobs:
                 entries = []
                 for token in chunk.tokens:  # in OpenAI's format
-                    entry = {"token": token.text, "logprob": token.logprob}
-                    entries.append({**entry, "bytes": list(token.text.encode()), "top_logprobs": []})
+                    entries.append(
+                        {
+                            "token": token.text,
+                            "logprob": token.logprob,
+                            "bytes": list(token.text.encode()),
+                            "top_logprobs": [],
+                        }
+                    )
                 info["logprobs"] = {"content": entries}
             message.usage_metadata = UsageMetadata(
                 input_tokens=prompt_tokens,

@@ -78,9 +78,8 @@ class ProviderModel(LanguageModel):
                 hint=f"Install or upgrade LangChain's package for {provider!r}.",
             ) from error
         except Exception as error:  # each provider raises its own exceptions
-            message = str(error)[:_MAX_MESSAGE]
             raise ConfigurationError(
-                f"Cannot create the chat model {provider}:{name}: {message}",
+                f"Cannot create the chat model {provider}:{name}: {str(error)[:_MAX_MESSAGE]}",
                 hint="Check the provider, its API key, and the fields of --extra-body.",
             ) from error
         self._length_field = length_field(self._chat)
@@ -154,9 +153,8 @@ class ProviderModel(LanguageModel):
                 break
             except Exception as error:  # each provider raises its own exceptions
                 if getattr(error, "status_code", None) in _UNUSABLE:
-                    message = str(error)[:_MAX_MESSAGE]
                     raise ServerError(
-                        f"The provider of {self.name} rejected the request: {message}",
+                        f"The provider of {self.name} rejected the request: {str(error)[:_MAX_MESSAGE]}",
                         hint="Check the API key and the name of the LLM.",
                     ) from error
                 if not names or not says_unsupported(error):

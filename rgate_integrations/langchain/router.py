@@ -153,17 +153,13 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""
         # LangChain's method makes the run that traces show.
-        yield from self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
+        return self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
 
-    async def astream(
+    def astream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Decide, then stream the chosen arm."""
-        streamed: Any = self._atransform_stream_with_config(_single(input), self._astream, config, **kwargs)
-        # Closes the stream as soon as its reader stops, not only when the generator is garbage-collected.
-        async with aclosing(streamed) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self._atransform_stream_with_config(_single(input), self._astream, config, **kwargs)
 
     def _stream(
         self,
@@ -366,8 +362,10 @@ class RouterCall(RoutedCall[RouterInput]):
         values = []
         for item in inputs:
             # If the question gate has condensed the input, the judge must not do so again.
-            is_condensed = getattr(judge, "condense", None) is not None and item.screening is not None
-            values.append(item.screening.question if is_condensed and item.screening else item.gate_input)
+            if getattr(judge, "condense", None) is not None and item.screening is not None:
+                values.append(item.screening.question)
+            else:
+                values.append(item.gate_input)
         configs = [item.run.child("gate") for item in inputs]
         drafts = [item.draft for item in inputs]
         results = yield BatchCall(judge, values, configs, drafts=drafts)

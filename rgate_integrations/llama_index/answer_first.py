@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -33,6 +32,7 @@ from llama_index_instrumentation import get_dispatcher
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream, PartialAnswer
 from rgate_integrations.llama_index.decider import copy_bundle
+from rgate_integrations.runtime.context import variable_set
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import TokenLogprobs, read_logprobs
 from rgate_integrations.runtime.replies import get_field, read_reply
@@ -114,12 +114,12 @@ class EngineStream(ChunkStream):
 
     def next(self) -> Any:
         """Return the next chunk, or `END`."""
-        with self._install_listener():
+        with variable_set(_active_stream, self):
             return super().next()
 
     async def anext(self) -> Any:
         """Await the next chunk, or `END`."""
-        with self._install_listener():
+        with variable_set(_active_stream, self):
             return await super().anext()
 
     def close(self) -> None:
@@ -153,14 +153,6 @@ class EngineStream(ChunkStream):
         answer.prompt_tokens = max(answer.prompt_tokens, prompt_tokens)
         if choice is not None and not answer.has_end:  # responses in OpenAI's format end with a finish reason
             answer.has_end = get_field(choice, "finish_reason") is not None
-
-    @contextmanager
-    def _install_listener(self) -> Iterator[None]:
-        before = _active_stream.set(self)
-        try:
-            yield
-        finally:
-            _active_stream.reset(before)
 
     def _ask(self) -> Iterator[Any]:
         self.response = self._engine.query(self._bundle)

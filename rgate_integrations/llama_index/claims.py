@@ -125,8 +125,9 @@ class ClaimQueryEngine(TransformQueryEngine):
     """LlamaIndex's `TransformQueryEngine`, with an ``aquery`` that does not block the event loop."""
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        transform = self._query_transform.run
-        transformed = await asyncio.to_thread(transform, query_bundle, metadata=self._transform_metadata)
+        transformed = await asyncio.to_thread(
+            self._query_transform.run, query_bundle, metadata=self._transform_metadata
+        )
         return await self._query_engine.aquery(transformed)
 
 

@@ -7,8 +7,8 @@ its decision is attached to the query bundle, which the router passes to the arm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.evidence.draft import generation_cost
 from rgate_integrations.llama_index.drafting import LLMDrafter
+from rgate_integrations.runtime.context import variable_set
 from rgate_integrations.runtime.flow import Call, Flow
 
 LLM_NAME_SOURCE = "LlamaIndex's metadata"  # source of an LLM's name, as decisions report it
@@ -76,10 +77,10 @@ def check_part(part: object, method: str) -> None:
     """Raise a `ConfigurationError` for an object without ``retrieve`` or ``query``, such as an index."""
     if not hasattr(part, method):
         kind, hint = _PARTS[method]
-        problem = (
-            f"A {kind} must be one of LlamaIndex's, not {type(part).__name__}, which has no method {method}."
+        raise ConfigurationError(
+            f"A {kind} must be one of LlamaIndex's, not {type(part).__name__}, which has no method {method}.",
+            hint=hint,
         )
-        raise ConfigurationError(problem, hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,18 +199,13 @@ class QueryDecider:
             return None
         return bound
 
-    @contextmanager
-    def bind(self, decision: Decision, bundle: QueryBundle) -> Iterator[None]:
+    def bind(self, decision: Decision, bundle: QueryBundle) -> AbstractContextManager[None]:
         """Let all code in the ``with`` block, such as a gate inside an arm, find this decision."""
         bound = _current.get()
         if bound is None or bound.decision is not decision:
             bound = self._bound(decision, bundle)
         # Engines inside make new bundles of the question, so the decision applies to any bundle.
-        token = _current.set(replace(bound, bundle=None))
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return variable_set(_current, replace(bound, bundle=None))
 
     def attach(self, decision: Decision, bundle: QueryBundle) -> None:
         """Attach a decision to its bundle, for the next component that gets this bundle."""

@@ -105,8 +105,8 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
         ids = _node_ids(index)
         if ids is None:
             raise missing_passages(f"a {type(part).__name__}")
-        nodes = index.docstore.get_nodes(ids)
-        profiles[name] = profile_texts([node.get_content() for node in nodes], name)
+        texts = [node.get_content() for node in index.docstore.get_nodes(ids)]
+        profiles[name] = profile_texts(texts, name)
     return profiles
 
 

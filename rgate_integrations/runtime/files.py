@@ -420,8 +420,9 @@ def _parse_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator
         try:
             yield number, parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
-            problem = f"{where}: byte {error.start + 1} of the line is not UTF-8."
-            raise DataFormatError(problem, hint="Save the file as UTF-8.") from error
+            raise DataFormatError(
+                f"{where}: byte {error.start + 1} of the line is not UTF-8.", hint="Save the file as UTF-8."
+            ) from error
         except ValueError as error:
             raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error
 

@@ -73,18 +73,25 @@ def split_thoughts(text: str) -> Reply:
     """
     thoughts: list[str] = []
     end = 0
-    # An LLM may think several times before it answers, so an opening tag may directly follow a closing one.
-    while (opening := _OPENING.match(text, end)) or not end:
-        start = opening.end() if opening else 0
-        closing = (_CLOSING if opening else _CLOSING_ALONE).search(text, start)
+    opening = _OPENING.match(text)
+    if opening is None:
+        closing = _CLOSING_ALONE.search(text)
         if closing is None:
-            if opening is None:
-                return Reply(None, text)
+            return Reply(None, text)
+        thoughts.append(text[: closing.start()])
+        end = closing.end()
+        opening = _OPENING.match(text, end)
+    # An LLM may think several times before it answers, so an opening tag may directly follow a closing one.
+    while opening is not None:
+        start = opening.end()
+        closing = _CLOSING.search(text, start)
+        if closing is None:
             thoughts.append(text[start:])
             end = len(text)
             break
         thoughts.append(text[start : closing.start()])
         end = closing.end()
+        opening = _OPENING.match(text, end)
     thought = "".join(thoughts).strip()
     return Reply(thought or (None if end < len(text) else ""), _TURN_END.sub("", text[end:]))
 

@@ -126,15 +126,16 @@ def make_mcp_app(server: MCPServer) -> ASGIApp:
     Run it behind `rgate_integrations.serving.server.make_server`, which checks clients and passes complete bodies.
     """
     # The library's own origin check would admit pages from other ports, and reject clients behind a proxy server.
-    no_second_check = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    app = server.streamable_http_app(transport_security=no_second_check)
+    app = server.streamable_http_app(
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    )
 
     async def repairing_app(scope: Scope, receive: Receive, send: Send) -> None:
         async def receive_repaired() -> Message:
             message = await receive()
-            return (
-                {**message, "body": replace_surrogates(message["body"])} if message.get("body") else message
-            )
+            if message.get("body"):
+                message = {**message, "body": replace_surrogates(message["body"])}
+            return message
 
         await app(scope, receive_repaired, send)
 

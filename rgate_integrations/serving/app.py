@@ -109,8 +109,7 @@ class DecisionRoutes:
 
     async def metrics(self) -> Response:
         """Return the metrics for Prometheus."""
-        text = self.service.metrics.text()
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def wrong_method(self, request: Request) -> Response:
         """Raise the error 405: the route accepts only GET."""
@@ -119,10 +118,12 @@ class DecisionRoutes:
     async def failed(self, request: Request, error: Exception) -> Response:
         """Return the response to an invalid request, or to a failure of the server."""
         if isinstance(error, HTTPException) and error.status_code == 400:  # FastAPI cannot parse the body
-            message = (
-                "body: It must be JSON in UTF-8, without deep nesting or numbers of thousands of digits."
+            return problem(
+                422,
+                "InvalidRequest",
+                "body: It must be JSON in UTF-8, without deep nesting or numbers of thousands of digits.",
+                "See /openapi.json for the format.",
             )
-            return problem(422, "InvalidRequest", message, "See /openapi.json for the format.")
         if isinstance(error, HTTPException):  # no such route, or the wrong method
             return problem(
                 error.status_code, "HTTPError", str(error.detail), "See /openapi.json for the routes."

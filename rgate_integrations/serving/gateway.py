@@ -102,8 +102,9 @@ class Gateway:
         elif retriever is not None:
             retrievers = {"": retriever}
         # With a single corpus, the search need not wait for a decision.
-        chooses = len(retrievers) > 1
-        self.strategy = Strategy(partial_answers, LookFirst.coerce(look_first), chooses_corpus=chooses)
+        self.strategy = Strategy(
+            partial_answers, LookFirst.coerce(look_first), chooses_corpus=len(retrievers) > 1
+        )
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and not retrievers:
             raise ConfigurationError(
@@ -217,8 +218,6 @@ class Gateway:
         A search that fails or times out has no hits.
         """
         names = chosen_corpora(decision, list(self._searches))
-        if not names:
-            return []
         try:
             queries = [await self._search_text(llm_request)]
             if decision is not None:
@@ -286,8 +285,9 @@ class GatewayCall(QuestionCall):
             gateway.strategy, answer_first=answer_first, judge=gates.answer, question_gate=gates.question
         )
         turn = llm_request.turn
-        item = read_item(turn.question, history=turn.history, timeout=gateway.service.timeout)
-        super().__init__(strategy, item)
+        super().__init__(
+            strategy, read_item(turn.question, history=turn.history, timeout=gateway.service.timeout)
+        )
         self._gateway = gateway
         self._llm_request = llm_request
 

@@ -183,11 +183,10 @@ class OriginCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] == "http" and not self._may_ask(scope["method"], Headers(scope=scope)):
-            message = "Web pages of other origins may not send requests to this server."
             response = problem(
                 403,
                 "ForbiddenOrigin",
-                message,
+                "Web pages of other origins may not send requests to this server.",
                 "Allow the origin: allow_origins= (rgate serve --allow-origin).",
             )
             await response(scope, receive, send)
@@ -235,11 +234,10 @@ class Guard:
         body: bytes | Response | None
         # In constant time, which does not reveal how much of a guessed token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
-            message = "The bearer token is missing or wrong."
             body = problem(
                 401,
                 "Unauthorized",
-                message,
+                "The bearer token is missing or wrong.",
                 f"Send the header Authorization: Bearer TOKEN, with the server's {TOKEN}.",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -258,8 +256,12 @@ class Guard:
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > _MAX_BODY:
-                        too_large = f"The body is larger than {_MAX_BODY:,} bytes."
-                        return problem(413, "TooLarge", too_large, headers={"connection": "close"})
+                        return problem(
+                            413,
+                            "TooLarge",
+                            f"The body is larger than {_MAX_BODY:,} bytes.",
+                            headers={"connection": "close"},
+                        )
         except TimeoutError:
             return problem(
                 408,

@@ -123,8 +123,9 @@ class Upstream:
         # Otherwise httpx would ask for encodings that the client may not be able to read.
         if plain or "accept-encoding" not in headers:
             headers["accept-encoding"] = "identity"
-        url = self._url_for(request)
-        built = self._client.build_request(request.method, url, headers=headers, content=body)
+        built = self._client.build_request(
+            request.method, self._url_for(request), headers=headers, content=body
+        )
         response = await self._client.send(built, stream=True)
         # A response with such a status could not be forwarded.
         if not 200 <= response.status_code < 600:
@@ -173,8 +174,12 @@ class Upstream:
             )
         except httpx.HTTPError as error:
             # The error's message is left out: it may contain the key.
-            message = f"The request to the upstream server failed ({type(error).__name__})."
-            return problem(502, "UpstreamError", message, "Check the server of --upstream and its log.")
+            return problem(
+                502,
+                "UpstreamError",
+                f"The request to the upstream server failed ({type(error).__name__}).",
+                "Check the server of --upstream and its log.",
+            )
         return Relay(response, _read_chunks(response), own_headers or {})
 
     def _url_for(self, request: Request) -> httpx.URL:

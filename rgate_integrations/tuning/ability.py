@@ -53,8 +53,10 @@ def read_anchors() -> list[Question]:
     The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
     The kinds alternate.
     """
-    records = read_records(SHIPPED / "anchors.jsonl")
-    return [Question.from_record(record, record.text("kind")) for record in records]
+    return [
+        Question.from_record(record, record.text("kind"))
+        for record in read_records(SHIPPED / "anchors.jsonl")
+    ]
 
 
 def measure_ability(

@@ -77,10 +77,10 @@ def label_own_answers(
     targets = {}
     for question, drafts in zip(questions, answers, strict=True):
         texts = [draft.text for draft in drafts.values()]
-        is_certainty = label == "certainty"
-        targets[question.text] = (
-            sampled_certainty(texts) if is_certainty else sampled_accuracy(texts, question.gold)
-        )
+        if label == "certainty":
+            targets[question.text] = sampled_certainty(texts)
+        else:
+            targets[question.text] = sampled_accuracy(texts, question.gold)
     return read_examples(paths, label, targets)
 
 
