@@ -136,10 +136,8 @@ def label(
     """
     complete = answers.complete()
     with_gold = [answered for answered in complete if answered.question.gold]
-    if kind == "auto" and judge is not None:
-        kind = "judge"
     if kind == "auto":
-        kind = "gold" if len(with_gold) == len(complete) else "agreement"
+        kind = _choose_kind(complete, judge)
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
     if kind == "judge":
@@ -171,6 +169,13 @@ def label(
         unlabelled=len(complete) - len(labelled),
         judge="" if judge is None else judge.name,
     )
+
+
+def _choose_kind(complete: Sequence[Answered], judge: LanguageModel | None) -> LabelKind:
+    """Return how to label: by the judge if there is one, otherwise by gold answers if every question has one."""
+    if judge is not None:
+        return "judge"
+    return "gold" if all(answered.question.gold for answered in complete) else "agreement"
 
 
 def _label_answers(
