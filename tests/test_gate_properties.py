@@ -211,7 +211,7 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
         ("token_probabilty", {}, UnknownNameError, "token_probability"),
         ("ik", {"tokenz": 3}, ConfigurationError, "parameters are"),
         ("ik:32", {}, ConfigurationError, "takes no argument"),
-        ("boundary:accuracy", {}, ConfigurationError, "accuracy label"),
+        ("boundary:accuracy", {}, ConfigurationError, "needs an adapter"),
         ("constant:random:often", {}, ConfigurationError, "rate"),
         *((f"popularity:{cutoff}", {}, ConfigurationError, "are invalid") for cutoff in ("many", 0, "nan")),
         ("constant:sometimes", {}, ConfigurationError, "are invalid"),
