@@ -40,10 +40,10 @@ def valid_timeout(timeout: object) -> float | None:
     return None if timeout is None else min(number, threading.TIMEOUT_MAX)
 
 
-def valid_count(count: object, name: str) -> int:
-    """Return a count as an int; raises a `ConfigurationError` that names it unless it is a whole number above 0."""
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-        raise ConfigurationError(f"{name} must be a whole number of at least 1, not {count!r}.")
+def valid_count(count: object, name: str, *, least: int = 1) -> int:
+    """Return a count as an int; raise a `ConfigurationError` unless it is a whole number of at least ``least``."""
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}, not {count!r}.")
     return int(count)
 
 

@@ -41,9 +41,10 @@ def test_the_servers_threshold_holds_unless_the_caller_gives_one():
         gate = load_gate(url)
         own, given = gate.decide("Who wrote Hamlet?"), gate.decide("Who wrote Hamlet?", threshold=0.0)
         follow_up = gate.decide("Is it?", history=["user: Hello"], threshold=0.0)
+        loaded = load_gate(url, threshold=0.0).decide("Who wrote Hamlet?")
         calibrated = load_gate("calibrated", inner=url, threshold=0.0).decide("Who wrote Hamlet?")
     assert (own.retrieve, own.threshold) == (True, 0.999)
-    assert (given.retrieve, given.threshold) == (False, 0.0)
+    assert [(each.retrieve, each.threshold) for each in (given, loaded)] == [(False, 0.0)] * 2
     assert (calibrated.threshold, calibrated.p_known) == (0.0, own.p_known), (
         "that of the map, not of its gate"
     )

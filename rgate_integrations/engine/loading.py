@@ -83,7 +83,8 @@ def load_gate(
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
         never: Rules for what never retrieves.
-        corpus: The corpora to search, see `Corpus`; the gate also considers what they cover.
+        corpus: The corpora that you can search, see `Corpus`: the gate considers what they cover, and the decision
+            names those to search.
         **parameters: Parameters of the gate, such as ``threshold``; with a corpus, also those of `CorpusGate`.
 
     Raises:

@@ -33,7 +33,7 @@ _SENT = {"question", "history", "draft", "popularity"}
 class RemoteGate(NamedLLMGate):
     """Decides as the gate of a decision server does, also for partial answers.
 
-    The threshold is the server's unless the caller gives one.
+    The threshold is the server's, unless ``threshold`` is another number than 0.5, or the request has its own.
     Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the gate fails, so the
     question retrieves. The client applies its rules (``always=``, ``never=``) itself.
 
@@ -88,6 +88,7 @@ class RemoteGate(NamedLLMGate):
             reason = reason.removeprefix(override.reason).strip()
         elif decision.retrieve and decision.p_known >= decision.threshold:
             override = Override(retrieve=True, reason="The server's gate retrieves, whatever P(known) is.")
+        has_threshold = self.threshold != type(self).model_fields["threshold"].default
         return Score(
             decision.p_known,
             reason,
@@ -95,7 +96,7 @@ class RemoteGate(NamedLLMGate):
             decision.warnings,
             decision.signals,
             decision.llm,
-            decision.threshold,
+            None if has_threshold else decision.threshold,
             override,
             decision.p_covered,
             decision.corpora,

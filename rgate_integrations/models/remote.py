@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import SecretStr
 
-from rgate_integrations.decision import Draft
+from rgate_integrations.decision import Draft, valid_count
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
 from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
@@ -86,12 +86,10 @@ class RemoteModel(LanguageModel):
         max_concurrency: int = 16,
         options: RequestOptions = RequestOptions(),  # noqa: B008  it is frozen
     ) -> None:
-        # This form also rejects infinity and NaN.
-        if not 0 < timeout < math.inf or retries < 0 or max_concurrency < 1:
-            raise ConfigurationError(
-                f"timeout={timeout!r} and max_concurrency={max_concurrency!r} must be above 0, and timeout finite; "
-                f"retries={retries!r} must be at least 0."
-            )
+        if not 0 < timeout < math.inf:  # written this way to reject NaN, too
+            raise ConfigurationError(f"timeout must be a finite number of seconds above 0, not {timeout!r}.")
+        valid_count(retries, "retries", least=0)
+        valid_count(max_concurrency, "max_concurrency")
         self.url, self._credentials = read_credentials(url, api_key)
         self.name = model
         self.timeout = timeout
@@ -154,8 +152,8 @@ class RemoteModel(LanguageModel):
 
         Raises:
             ServerError: The server cannot be used.
-            EvidenceError: One target is a prefix of another, the server sends no log-probabilities or refused
-                a request, or none of several targets is among the top tokens.
+            EvidenceError: One target is a prefix of another, the server sends no log-probabilities, refused a
+                request or answered only some, or none of several targets is among the top tokens.
         """
         prefix = ""
         if len(targets) > 1:
