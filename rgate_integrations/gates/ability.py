@@ -183,7 +183,7 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the table's entries with a name's words, or else those that differ only in how long the LLM thinks."""
+    """Return the table's entries with this name, or else with one that differs only in thinking effort."""
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]

@@ -60,7 +60,7 @@ class DecisionModelGate(Decider):
         """Return None: the model reads only questions."""
 
     def question_gate(self) -> None:
-        """Return None: this gate judges questions itself."""
+        """Return None: no other gate screens questions for this one."""
 
     def decides_like(self, other: Decider) -> bool:
         """Return whether the other gate asks the same model."""

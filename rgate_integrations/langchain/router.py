@@ -126,7 +126,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         self._prepare_arms()  # an unsuitable retrieve arm raises here
 
     def _prepare_arms(self) -> None:
-        """Prepare both arms: once, because the direct arm remembers what its LLM refuses; a copy may have others."""
+        """Prepare arms that are new, as in a copy; others are kept, as the direct arm knows what its LLM refuses."""
         if self._prepared[0] is not self.direct:
             self._direct_arm = DirectArm(self.direct)
         if self._prepared[1] is not self.retrieve:
