@@ -31,7 +31,7 @@ test: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# Full-size runs of what `make test` runs small.
+# Longer runs: full sizes, and whole servers, clusters and processes.
 test-slow: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small
 	$(BIN)/python -m pytest -m slow

@@ -258,6 +258,7 @@ def test_a_cache_that_cannot_be_written(corpus, cache):
     assert cache.read_text() == "a file where the folder should be"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_converted(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     (tmp_path / "source.gguf").write_bytes(b"not a gguf file")

@@ -236,6 +236,7 @@ def test_a_sentencepiece_model_is_written():
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_states_are_close_to_those_of_transformers(encoder, hub_folder):
     import torch
     from safetensors.torch import load_file

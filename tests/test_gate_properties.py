@@ -224,9 +224,8 @@ def test_what_is_no_gate_is_a_typed_error(name, options, error, why):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "case", [case if case == "slimplm" else pytest.param(case, marks=pytest.mark.slow) for case in SMALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SMALL)
 def test_a_batch_of_the_real_proxy_equals_single_questions(smollm2, case):
     gate, asked = load_gate(case, proxy=smollm2, **SMALL[case]), QUESTIONS[3:]
     together = gate.decide_batch(asked)

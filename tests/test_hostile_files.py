@@ -40,7 +40,7 @@ from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write
 
 FUZZ = settings(
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -116,8 +116,12 @@ NEW = [Passage("new", "x")]
         (lambda index: index.add(NEW, np.eye(3)[:1]), ConfigurationError, "match 1 texts and dimension 26"),
         (lambda index: index.add(NEW, np.full((1, 26), np.inf)), ConfigurationError, "infinity"),
         (lambda index: index.add(NEW, [[]]), ConfigurationError, "do not match 1"),
-        (lambda index: index.add([Passage("p1", "again")]), DataFormatError, "'p1' occurs twice"),
-        (lambda index: index.upsert(NEW * 2), DataFormatError, "'new' occurs twice"),
+        (
+            lambda index: index.add([Passage("p1", "again")]),
+            DataFormatError,
+            "already has a passage with the id 'p1'",
+        ),
+        (lambda index: index.upsert(NEW * 2), DataFormatError, "Several passages have the id 'new'"),
     ],
 )
 def test_wrong_arguments(index, call, error, says):

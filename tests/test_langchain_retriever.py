@@ -41,6 +41,7 @@ def test_what_a_passage_says_of_itself_is_kept():
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_cookbook_chain_runs_on_real_models(smollm2, embedder_model, monkeypatch):
     monkeypatch.syspath_prepend(COOKBOOK)
     from langchain_chain import build_chain
@@ -53,6 +54,7 @@ def test_the_cookbook_chain_runs_on_real_models(smollm2, embedder_model, monkeyp
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_cookbook_qdrant_store_runs_on_real_models(smollm2, embedder_model, monkeypatch, capsys):
     from rgate_integrations.models.download import download
 

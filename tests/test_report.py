@@ -54,6 +54,16 @@ def result():
     return {"gate": "g", "draft": "proxy", "threshold": 0.5, "questions": questions}
 
 
+def test_the_error_for_another_file_names_its_first_problem_alone(tmp_path, result):
+    """Regression: pydantic's list of all problems was quoted, 209,000 characters for 300 bad questions."""
+    wrong = result | {"questions": [{"p_known": "high"}] * 300}
+    with pytest.raises(
+        DataFormatError, match=r"r.json' is not a result of an evaluation: questions\.0\."
+    ) as caught:
+        read_results([write(tmp_path / "r.json", wrong)])
+    assert len(str(caught.value)) < 400
+
+
 def test_the_page_needs_no_network_and_escapes_text(tmp_path, result):
     page = report_page(read_results([write(tmp_path / "r.json", result)]))
     assert "</script><script>document" not in page

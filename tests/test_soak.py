@@ -13,7 +13,7 @@ from tests.soak.runner import SCENARIOS, Soak
 from tests.soak.scenario import chance_of
 from tests.soak.served import KEY, Served
 
-_MARKS = {"real-gate": pytest.mark.slow, "kills": pytest.mark.slow}
+_MARKS = dict.fromkeys(("real-gate", "kills", "served", "gateway"), pytest.mark.slow)
 MINUTES = 30  # that nothing here takes: the steps end these runs
 
 

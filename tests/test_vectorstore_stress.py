@@ -53,6 +53,7 @@ def work(store, folder, number):
     return mine
 
 
+@pytest.mark.slow
 def test_100_threads_lose_and_invent_nothing(tmp_path):
     store = FaissVectorStore(EMBEDDINGS)
     expected = {}

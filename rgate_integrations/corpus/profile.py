@@ -23,6 +23,7 @@ from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import find_folder, json_text, read_file, write_folder
+from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
 
 FORMAT = 1
@@ -295,7 +296,7 @@ class CorpusProfile:
         except Exception as error:  # the folder may come from anywhere
             raise ProfileError(
                 f"The profile in {str(folder)!r} cannot be read: "
-                f"{error.errors()[0]['msg'] if isinstance(error, ValidationError) else first_line(error)}.",
+                f"{first_problem(error) if isinstance(error, ValidationError) else first_line(error)}.",
                 hint=_MAKE_AGAIN,
             ) from error
 

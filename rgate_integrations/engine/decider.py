@@ -308,7 +308,10 @@ class BoundDecision:
         return own is None or question.strip() in (own.strip(), self.decision.question.strip())
 
     def about(self, question: str) -> Decision:
-        """Return the decision about a question that it concerns; one for any question has no draft of another one."""
+        """Return the decision; if it was bound for any question, as one about this question, without another's draft.
+
+        The question must be one that the decision `concerns`.
+        """
         if self.question is not None or question.strip() == self.decision.question.strip():
             return self.decision
         return self.decision.model_copy(update={"question": question, "draft": None})

@@ -35,6 +35,7 @@ from rgate_integrations.runtime.files import (
     write_atomically,
     write_folder,
 )
+from rgate_integrations.runtime.records import first_problem
 
 FORMAT = 1
 CONFIG, CARD, WEIGHTS = "gate.json", "README.md", "weights.safetensors"
@@ -233,8 +234,7 @@ def unreadable(folder: Path, error: Exception) -> ModelLoadError:
     """Return the error for a gate with a missing, unreadable or invalid file."""
     reason = f"{type(error).__name__}: {getattr(error, 'message', error)}".removesuffix(".")
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+        reason = first_problem(error)
     return ModelLoadError(
         f"The gate in {str(folder)!r} cannot be read: {reason}.",
         hint="Check the folder's permissions, copy it again, or make the gate again.",

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import (
     ConfigurationError,
+    DataFormatError,
     IndexCorruptError,
     IndexMismatchError,
     IndexNotFoundError,
@@ -23,7 +24,7 @@ from rgate_integrations.errors import (
     missing_dependency,
 )
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.passages import Passage, check_passages, duplicate_id
+from rgate_integrations.index.passages import Passage, check_passages
 from rgate_integrations.index.retriever import Hit, check_search
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import check_replaceable, expand, locked, write_atomically
@@ -177,7 +178,10 @@ class PassageIndex:
             old = self._state
             existing = old.row_of.keys() & {passage.id for passage in new}
             if existing and not replace:
-                raise duplicate_id(min(existing))
+                raise DataFormatError(
+                    f"The index already has a passage with the id {min(existing)!r}.",
+                    hint="Use another id, or replace the passage with upsert.",
+                )
             self._replace(existing, new, unit(check_vectors(vectors, len(new), old.buffer.shape[1])))
 
     def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:

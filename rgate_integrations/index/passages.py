@@ -84,7 +84,9 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
                     hint="It must be text without lone surrogates; an id may be a whole number.",
                 )
         if passage.id in checked:
-            raise duplicate_id(passage.id)
+            raise DataFormatError(
+                f"Several passages have the id {passage.id!r}.", hint="Make the ids unique."
+            )
         metadata: dict[str, Any] = {}
         for key, value in passage.metadata.items():
             try:
@@ -97,14 +99,6 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
                 ) from None
         checked[passage.id] = replace(passage, metadata=metadata)
     return list(checked.values())
-
-
-def duplicate_id(name: str) -> DataFormatError:
-    """Return the error for an id that the index already has, or that occurs twice in a batch."""
-    return DataFormatError(
-        f"The id {name!r} occurs twice: among the new passages, or also in the index.",
-        hint="Make the ids unique. To replace passages of the index, use upsert.",
-    )
 
 
 def _copy_json(value: Any, depth: int) -> Any:

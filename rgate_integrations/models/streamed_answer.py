@@ -244,8 +244,8 @@ def recall_states(
         layers: The states to return.
 
     Returns:
-        The states; None if they were not kept, belong to another model, prompt or layer, or the draft has no
-        tokens.
+        The pooled states; None if they were not kept for all these layers, belong to another model or prompt, or
+        the draft has no tokens or more than the answer so far.
     """
     answer = find_answer(draft.response_id)
     if answer is None or answer.fingerprint != fingerprint:

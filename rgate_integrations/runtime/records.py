@@ -103,6 +103,12 @@ class Record:
             raise self.wrong(f"{problem} ({error.errors()[0]['msg']})") from None
 
 
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem that pydantic found, as ``field: message``; its own text lists all, over pages."""
+    problem = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")
+
+
 def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
     """Read a JSONL file of objects, plain or gzipped.
 

@@ -227,7 +227,7 @@ class UpstreamAnswer(BufferedAnswer):
             await self.response.aclose()
             raise EvidenceError(
                 f"The upstream server answered with status {self.response.status_code}.",
-                hint="Check the server's log.",
+                hint="Check its API key, its limits and its log.",
             )
         # A complete stream announces its end; one that stops without that was cut off.
         self.partial.has_end = False

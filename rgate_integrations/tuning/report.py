@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import DataFormatError, first_line
 from rgate_integrations.gates.folder import plain
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import loadable
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, parse_json, read_file
+from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.tuning.calibration import LEAST
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import FittedGate, Readings
@@ -63,8 +64,9 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
         try:
             results.append(Result.model_validate(parse_json(read_file(path, _MAX_RESULT_BYTES))))
         except (OSError, ValueError) as error:
+            problem = first_problem(error) if isinstance(error, ValidationError) else first_line(error)
             raise DataFormatError(
-                f"{str(path)!r} cannot be read as a result of an evaluation: {error}.",
+                f"{str(path)!r} is not a result of an evaluation: {problem}.",
                 hint="Make one with rgate evaluate … --out FILE.",
             ) from error
     return results
