@@ -195,6 +195,22 @@ def test_a_gate_that_contains_a_saved_one_finds_it_from_another_folder(tmp_path,
     assert load_gate("elsewhere/inner").config() == again.config()
 
 
+def test_a_gate_inside_another_is_found_through_links_and_a_shipped_one_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("models").mkdir()
+    save_gate(PROBE, "models/inner")
+    Path("linked").symlink_to("models")
+    save_gate(saved_gate(load_gate("calibrated", inner="linked/inner").gate, {}), "linked/v3")
+    Path("deploy").mkdir()
+    Path("deploy/current").symlink_to(tmp_path / "models" / "v3")
+    for name in ("models/v3", "linked/v3", "deploy/current"):
+        assert load_gate(name).gate.inner.trained.base_model == "scripted"
+    Path("default").mkdir()  # a folder of anything else
+    save_gate(saved_gate(load_gate("calibrated", inner="default").gate, {}), "models/v4")
+    Path("models/v4/default").mkdir()
+    assert load_gate("models/v4").gate.inner.artifact == "default"
+
+
 def test_a_gate_comes_from_the_hub(tmp_path, monkeypatch):
     folder = save_gate(PROBE, tmp_path / "g")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(folder))

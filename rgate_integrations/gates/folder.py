@@ -87,11 +87,17 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
         WriteError: The gate could not be written.
     """
     # Relative to this folder, so that both can be moved together and loaded from any other folder.
-    start = os.path.abspath(os.path.expanduser(folder))
+    start = os.path.realpath(os.path.expanduser(folder))
     parameters = map_folders(
-        gate.parameters, lambda name: os.path.relpath(name, start) if os.path.isdir(name) else name
+        gate.parameters,
+        lambda name: os.path.relpath(os.path.realpath(name), start) if has_gate(name) else name,
     )
     return write_folder(folder, gate_files(replace(gate, parameters=parameters), Path(folder).name))
+
+
+def has_gate(folder: str) -> bool:
+    """Return whether a folder has a gate or an adapter, and not only the name of one that ships or is on the Hub."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (CONFIG, ADAPTER))
 
 
 def map_folders(config: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -13,7 +13,15 @@ from rgate_integrations.errors import ModelLoadError, unknown_name
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.base import Gate, GateInfo, ScoreSpec
 from rgate_integrations.gates.evidence.base import expand_specs
-from rgate_integrations.gates.folder import ADAPTER, map_folders, read_gate, saved_folder, shipped, unreadable
+from rgate_integrations.gates.folder import (
+    ADAPTER,
+    has_gate,
+    map_folders,
+    read_gate,
+    saved_folder,
+    shipped,
+    unreadable,
+)
 from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import find_folder
@@ -136,8 +144,9 @@ def asks_server(gate: Gate) -> bool:
 
 def _find_beside(folder: Path, name: str) -> str:
     """Return the folder of a gate inside a saved one: relative to the saved one's, if it is there."""
-    path = os.path.abspath(folder / name)
-    return path if os.path.isdir(path) else name
+    # The folder may be a link, beside which there is nothing.
+    paths = (os.path.abspath(folder / name), os.path.realpath(folder.resolve() / name))
+    return next(filter(has_gate, paths), name)
 
 
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
