@@ -113,6 +113,10 @@ FOUND = {
         RunnableLambda(lambda asked: ["other", asked]) | Choosy().map() | (lambda _: "read"),
         "read",
     ),
+    "the document of a function": (
+        RunnableLambda(lambda asked: Document(page_content=TEXT)) | (lambda _: "read"),
+        "read",
+    ),
     # Regression: the order of the retriever counted, not that of the passages that the LLM reads.
     "what a function puts first": (
         {"documents": Shelf(texts=[*OTHERS, TEXT]) | (lambda found: found[::-1])}

@@ -146,6 +146,15 @@ def test_a_gate_in_a_calls_config_or_a_loaded_router_judges_that_llm_too():
     assert RetrievalRouter(configurable, **arms).gate is configurable
 
 
+def test_with_answer_first_another_arm_in_a_calls_config_keeps_the_gates_that_belong_together():
+    arms = {"retrieve": PROMPT | BIG, "direct": PROMPT | BIG}
+    chain = RetrievalGate().route(**arms, answer_first=True)
+    chosen = chain.configurable_fields(direct=ConfigurableField("direct"))
+    called, _ = chosen.prepare({"configurable": {"direct": PROMPT | SMALLEST}})
+    assert called.gate is called.strategy.made_for
+    assert ability_of(called.gate.gate).llm.startswith("gpt-4o")
+
+
 @pytest.mark.parametrize(("given", "judged"), [("", "gpt-4o"), ("phi-4", "phi-4")])
 def test_every_gate_of_a_router_judges_the_same_llm_and_a_given_name_goes_first(given, judged):
     for gate in (RetrievalGate(llm_name=given), RetrievalGate(load_gate(llm_name=given))):

@@ -11,7 +11,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
@@ -44,7 +44,6 @@ class DirectArm:
             `rgate_integrations.langchain.chat_models.with_logprobs`.
         wants_logprobs: Whether to request log-probabilities; False once the LLM has refused them.
         is_cumulative: Whether a parser in the arm sends the whole object again in each chunk.
-        answer_keys: Keys under which its chunks may have the answer, in order of preference.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
@@ -52,13 +51,17 @@ class DirectArm:
         self.with_logprobs = with_logprobs(arm)
         self.wants_logprobs = True
         self.is_cumulative = next(runnables_in(arm, BaseCumulativeTransformOutputParser), None) is not None
-        self.answer_keys: Sequence[str] = _ANSWER_KEYS
-        with suppress(Exception):  # a user's runnable may have any schema
-            # The keys are streamed one after another, so a text under a worse key could come first.
-            schema: Any = arm.get_output_schema()
-            self.answer_keys = next(
-                ((key,) for key in _ANSWER_KEYS if key in schema.model_fields), _ANSWER_KEYS
-            )
+
+    @cached_property
+    def answer_keys(self) -> Sequence[str]:
+        """Keys under which its chunks may have the answer, in order of preference."""
+        try:
+            schema: Any = self.arm.get_output_schema()
+            known = [key for key in _ANSWER_KEYS if key in schema.model_fields]
+        except Exception:  # a user's runnable may have any schema
+            known = []
+        # The keys are streamed one after another, so a text under a worse key could come first.
+        return known[:1] or _ANSWER_KEYS
 
 
 class ArmAnswer(BufferedAnswer):

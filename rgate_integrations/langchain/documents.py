@@ -20,13 +20,16 @@ def as_passage(document: Document) -> FoundPassage:
 
 
 def rankings_in(value: Any) -> Iterator[list[Document]]:
-    """Yield the documents of each list, tuple and mapping that is nested in a value."""
+    """Yield the documents of each list, tuple and mapping that is nested in a value, or the document that it is."""
+    if isinstance(value, Document):
+        value = [value]
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         yield [each for each in value if isinstance(each, Document)]
         for each in value:
-            yield from rankings_in(each)
+            if not isinstance(each, Document):
+                yield from rankings_in(each)
 
 
 def format_documents(documents: Sequence[Document]) -> str:

@@ -119,9 +119,10 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 "A call's config cannot replace the gate of a router with answer_first=, whose own gates judge.",
                 hint="Make one chain per gate with route(...), and choose a chain per call.",
             )
-        # Of the class: a configurable gate would pass on the attribute of its default.
+        # Of the class: a configurable gate would pass on the attribute of its default. With answer first, the gate
+        # was adjusted together with the judges, and must stay the one that they were made for.
         adapt = getattr(type(gate), "for_arm", None)
-        if adapt is not None:
+        if adapt is not None and self.strategy.answer_first is None:
             self.gate = adapt(gate, self.direct)
         self._prepare_arms()  # an unsuitable retrieve arm raises here
 
