@@ -59,9 +59,6 @@ class DecisionModelGate(Decider):
     def answer_gate(self) -> None:
         """Return None: the model reads only questions."""
 
-    def question_gate(self) -> None:
-        """Return None: no other gate screens questions for this one."""
-
     def decides_like(self, other: Decider) -> bool:
         """Return whether the other gate asks the same model."""
         return isinstance(other, DecisionModelGate) and self.model is other.model
