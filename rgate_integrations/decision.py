@@ -142,7 +142,7 @@ class Draft(Frozen):
         return cls(text=answer.strip(), thinking_tokens=thinking, finished=finished, **fields)
 
     @property
-    def missing(self) -> str:
+    def non_answer(self) -> str:
         """What this text is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty for an answer."""
         return replies.describe_non_answer(self.text)
 
@@ -230,7 +230,7 @@ class PartialAnswerInfo(Frozen):
     Attributes:
         tokens_held: Tokens held back until the decision; 0 if the question alone decided.
         tokens_dropped: How many of them were discarded; 0 if the answer continued.
-        first_look: Time to screen the question and, with look first, to search; 0 without screening.
+        screening: Time to screen the question and, with look first, to search; 0 without screening.
         judging: Time spent judging the first tokens.
         first_token: Time from the call to the release of the first token held; None if none was held or
             released.
@@ -238,7 +238,7 @@ class PartialAnswerInfo(Frozen):
 
     tokens_held: int = Field(default=0, ge=0)
     tokens_dropped: int = Field(default=0, ge=0)
-    first_look: float = Field(default=0.0, ge=0.0)
+    screening: float = Field(default=0.0, ge=0.0)
     judging: float = Field(default=0.0, ge=0.0)
     first_token: float | None = Field(default=None, ge=0.0)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class RGateError(Exception):
@@ -129,6 +130,19 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names) or 'none'}."
     return UnknownNameError(f"There is no {kind} named {name!r}.", hint=hint)
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Raise a `MissingDependencyError` if an import in the ``with`` block fails.
+
+    Args:
+        extra: The extra of this package that installs the modules.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise missing_dependency(error.name or str(error), extra) from error
 
 
 def missing_dependency(module: str, extra: str) -> MissingDependencyError:

@@ -47,9 +47,11 @@ async def _sleep_less(seconds):
 
 
 @contextmanager
-def serving_gate(gate, *, token="", patience=10.0, **options):
+def serving_gate(gate, *, token="", receive_timeout=10.0, **options):
     """Serve decisions of a gate; gives the URL."""
-    with listening(make_app(DecisionService(gate, **options)), token=token, patience=patience) as url:
+    with listening(
+        make_app(DecisionService(gate, **options)), token=token, receive_timeout=receive_timeout
+    ) as url:
         yield url
 
 

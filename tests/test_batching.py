@@ -105,7 +105,7 @@ def test_whatever_ends_a_batch_its_callers_get_an_error_and_the_next_call_goes_o
 
     batcher = Batcher(run)
     for future in batcher.submit([1, 2]):
-        assert isinstance(future.exception(PATIENCE), Exception)
+        assert isinstance(future.result(PATIENCE), Exception)
     assert batcher.submit([3])[0].result(PATIENCE) == 3
 
 
@@ -165,8 +165,7 @@ def test_other_threads_get_nothing_more_once_the_process_is_ending():
     with ThreadPoolExecutor(1) as pool:
         (late,) = pool.submit(batcher.submit, [2]).result(PATIENCE)
     assert not any(future.done() for future in (running, waiting, late))
-    with pytest.raises(RuntimeError, match="ending"):
-        batcher.submit([3])[0].result(PATIENCE)
+    assert "ending" in str(batcher.submit([3])[0].result(PATIENCE))
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_each_chain(gate, call,
     with patch.object(RunnableLambda, "batch", autospec=True, side_effect=RunnableLambda.batch) as sync:
         found = call(routed(gate), asked, config)
     assert found == [*(f"{name}: {question}" for question, name in UNKNOWN.items()), "direct: a known one"]
-    assert gate.origin.gate.calls == [asked]
+    assert gate.unadjusted.gate.calls == [asked]
     if sync.call_args_list:
         assert sorted(len(each.args[1]) for each in sync.call_args_list) == [1, 1, 1, 2]
 
@@ -233,7 +233,7 @@ def test_the_retrievers_of_the_corpora_are_asked_and_others_are_not(gate, call, 
     assert [document.metadata["rgate_corpus"] for document in found] == ["hr", "docs"]
     assert call(make(gate), "a known one") == []
     assert len(call(make(gate), "RAISE unknown to hr")) == 3, "a failing gate searches all"
-    assert len(gate.origin.gate.calls) == 3
+    assert len(gate.unadjusted.gate.calls) == 3
 
 
 @each(BATCHES)

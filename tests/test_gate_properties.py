@@ -202,7 +202,7 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
     infos = list_gates()
     assert [info.name for info in infos] == sorted(info.name for info in infos)
     for info in infos:
-        assert info.paper and info.evidence and info.cost and gate_class(info.name).__doc__  # noqa: PT018
+        assert info.source and info.evidence and info.cost and gate_class(info.name).__doc__  # noqa: PT018
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,14 @@ def test_a_retriever_tool_tells_the_agent_of_a_known_question(search):
     assert first[0] is not second[0], "each one's own"
 
 
+@pytest.mark.filterwarnings("ignore:This API is in beta")
+def test_a_guarded_retriever_becomes_a_tool_like_any_other(search):
+    """Regression: a TypeError about the type of its input."""
+    tool = RetrievalGate(Judge()).guard(search).as_tool(name="docs", description="Docs.")
+    assert [document.page_content for document in tool.invoke("unknown?")] == ["about unknown?", "shared"]
+    assert tool.invoke("known") == []
+
+
 # --- claims ------------------------------------------------------------------------------------------------
 
 

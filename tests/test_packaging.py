@@ -78,7 +78,7 @@ def test_a_thin_distribution_asks_for_exactly_this_version(folder):
 
 # With extras: ".[local]", "rgate-integrations[local]".
 REQUIREMENT = re.compile(r"(\.|[a-z][a-z-]*rgate[a-z-]*|rgate[a-z_-]*)\[([a-z,-]+)\]")
-NAMED_BY_AN_ERROR = re.compile(r'missing_dependency\([^"]*(?:"[^"]*"[^",]*)?, "([a-z-]+)"\)')
+NAMED_BY_AN_ERROR = re.compile(r'(?:needs_extra\(|missing_dependency\(.*, )"([a-z-]+)"\)')
 
 
 def test_distributions_and_extras_that_documents_and_errors_name_exist():

@@ -28,13 +28,13 @@ TAGS = {
 @pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS)
 def test_tags_in_the_text_set_thoughts_apart_also_while_they_are_written(tags):
     draft = Draft(text=f"{tags}Paris.", finished=True)
-    assert (draft.text, draft.missing) == ("Paris.", "")
+    assert (draft.text, draft.non_answer) == ("Paris.", "")
     assert draft.thinking_tokens >= 6
     for end in range(
         tags.index("easy") if not tags.startswith("The") else len(tags), tags.index("easy.") + 5
     ):
         cut = Draft(text=tags[:end], finished=False)
-        assert (cut.text, cut.missing, cut.thinking_tokens > 0) == ("", "nothing", True), tags[:end]
+        assert (cut.text, cut.non_answer, cut.thinking_tokens > 0) == ("", "nothing", True), tags[:end]
     assert Draft.model_validate_json(draft.model_dump_json()) == draft
 
 
@@ -149,9 +149,9 @@ def emptied(message):
 @pytest.mark.parametrize(("message", "usage", "thinking"), DIALECTS.values(), ids=DIALECTS)
 def test_thoughts_beside_the_answer_are_told_in_every_dialect(message, usage, thinking):
     draft = Draft.from_message(message, usage=usage, reason="stop", source="llm")
-    assert (draft.text, draft.thinking_tokens, draft.finished, draft.missing) == ("X", thinking, True, "")
+    assert (draft.text, draft.thinking_tokens, draft.finished, draft.non_answer) == ("X", thinking, True, "")
     cut = Draft.from_message(emptied(message), usage=usage, reason="max_tokens")
-    assert (cut.text, cut.thinking_tokens, cut.finished, cut.missing) == ("", thinking, False, "nothing")
+    assert (cut.text, cut.thinking_tokens, cut.finished, cut.non_answer) == ("", thinking, False, "nothing")
 
 
 @pytest.mark.parametrize(

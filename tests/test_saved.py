@@ -16,7 +16,7 @@ from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.artifacts import LogprobHead
 from rgate_integrations.gates.folder import read_gate, save_gate, saved_folder, shipped
-from rgate_integrations.gates.registry import loadable, saved_gate
+from rgate_integrations.gates.registry import gate_argument, saved_gate
 from tests.saved_gates import ADAPTER, PROBE, change, save_ik
 from tests.scripted_proxy import ScriptedProxy
 
@@ -174,8 +174,8 @@ def test_a_folder_that_is_named_like_a_gate_is_loaded_by_the_name_that_is_printe
 ):
     monkeypatch.chdir(tmp_path)
     save_gate(saved_gate(load_gate("constant:never").gate, {}), Path(name))
-    assert load_gate(loadable(name)).decide("who?").p_known == 1.0
-    assert loadable(name) in (name, f"./{name}")
+    assert load_gate(gate_argument(name)).decide("who?").p_known == 1.0
+    assert gate_argument(name) in (name, f"./{name}")
 
 
 @pytest.mark.parametrize(

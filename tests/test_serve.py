@@ -270,7 +270,7 @@ GET = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     ids=["nothing", "half headers", "half a body", "half a request", "many", "two lengths", "NUL", "no name"],
 )
 def test_who_is_too_slow_or_sends_wrong_headers_is_hung_up_on(words, parts, statuses):
-    with serving_gate(words, patience=0.2) as url:
+    with serving_gate(words, receive_timeout=0.2) as url:
         assert re.findall(rb"HTTP/1\.1 (\d+) ", talk(url, *parts)) == statuses
         assert decide(url, "known")
 

@@ -70,7 +70,7 @@ class Drafter(ABC, Generic[_Prompt]):
             else:
                 draft = self.read_draft(answer).head(self.tokens)
                 if not draft.text:
-                    draft = no_answer(draft.missing, thinking=draft.is_cut_off)
+                    draft = no_answer(draft.non_answer, thinking=draft.is_cut_off)
                     _log.warning("The LLM wrote no draft: %s", draft.message)
             drafts.append(draft)
         return drafts

@@ -198,7 +198,7 @@ class RoutedCall(ABC, Generic[_Input]):
             if item.screening is not None:
                 item.outcome = yield from self._settle(item, item.screening, options)
                 if item.outcome is None and self.strategy.llm_thinks:
-                    info = PartialAnswerInfo(first_look=self._screening_time)
+                    info = PartialAnswerInfo(screening=self._screening_time)
                     item.outcome = _decide_by_question(item.screening, _THINKS, partial_answer=info)
                     thinking.append(item)
             if item.outcome is None:
@@ -230,7 +230,7 @@ class RoutedCall(ABC, Generic[_Input]):
         if settled is None:
             return None
         return settled.model_copy(
-            update={"partial_answer": PartialAnswerInfo(first_look=self._screening_time)}
+            update={"partial_answer": PartialAnswerInfo(screening=self._screening_time)}
         )
 
     def _judge_answers(self, answers: Sequence[tuple[_Input, BufferedAnswer]], tokens: int) -> Flow[None]:
@@ -291,7 +291,7 @@ class RoutedCall(ABC, Generic[_Input]):
         info = PartialAnswerInfo(
             tokens_held=count,
             tokens_dropped=count if decision.retrieve else 0,
-            first_look=self._screening_time,
+            screening=self._screening_time,
             judging=judging,
             first_token=None if decision.retrieve else _milliseconds_since(self._start),
         )

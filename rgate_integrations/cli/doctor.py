@@ -133,14 +133,14 @@ def gates(
         ),
     ] = None,
 ) -> None:
-    """List the gates with paper, evidence, training and cost; or, with --llm, show an LLM's ability."""
+    """List the gates with source, evidence, training and cost; or, with --llm, show an LLM's ability."""
     if llm is not None:
         _say_ability(llm, as_json)
         return
     from rgate_integrations.gates.registry import list_gates
 
     say_table(
-        ("name", "paper", "evidence", "training", "cost"),
+        ("name", "source", "evidence", "training", "cost"),
         list(map(astuple, list_gates())),
         as_json=as_json,
     )

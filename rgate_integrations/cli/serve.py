@@ -25,7 +25,7 @@ from rgate_integrations.cli.terminal import (
     load_object,
     print_log,
 )
-from rgate_integrations.errors import ConfigurationError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, needs_extra
 from rgate_integrations.models.first_use import forbid_downloads
 
 if TYPE_CHECKING:
@@ -91,12 +91,10 @@ def serve(
     """
     from rgate_integrations.corpus.indexed import profile_index
 
-    try:
+    with needs_extra("serve"):
         from rgate_integrations.serving.app import make_app
         from rgate_integrations.serving.server import make_server
         from rgate_integrations.serving.service import DecisionService
-    except ModuleNotFoundError as error:
-        raise missing_dependency(error.name or "fastapi", "serve") from error
     forbid_downloads()
     search = _open_retriever(index or [], retriever)
     profiles: Corpus | None = corpus
@@ -191,11 +189,9 @@ def mcp(
 
     With --http, if the environment variable RGATE_TOKEN is set, clients must send it as the bearer token.
     """
-    try:
+    with needs_extra("mcp"):
         from rgate_integrations.serving.agents import make_mcp_app, make_mcp_server, serve_stdio
         from rgate_integrations.serving.server import make_server
-    except ModuleNotFoundError as error:
-        raise missing_dependency(error.name or "mcp", "mcp") from error
     server = make_mcp_server(_load_served(gate, llm_name, corpus=corpus))
     if http:
         make_server(make_mcp_app(server), "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()

@@ -137,9 +137,9 @@ def say_table(names: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: b
 
 def say_saved(folder: Path) -> None:
     """Print how to use a saved gate."""
-    from rgate_integrations.gates.registry import loadable
+    from rgate_integrations.gates.registry import gate_argument
 
-    say(f'Saved. Use it as load_gate("{loadable(folder)}") or --gate {loadable(folder)}.')
+    say(f'Saved. Use it as load_gate("{gate_argument(folder)}") or --gate {gate_argument(folder)}.')
 
 
 def say_error(error: RGateError) -> None:

@@ -17,7 +17,7 @@ from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork, 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_Queued: TypeAlias = tuple[_Item, Future[_Result]]
+_Queued: TypeAlias = tuple[_Item, Future[_Result | Exception]]
 
 # Seconds. Threads that call at the same time arrive within 1 to 2 ms, and a pass of the encoder takes 5 ms.
 _MAX_WAIT = 0.003
@@ -32,7 +32,7 @@ class Batcher(Generic[_Item, _Result]):
     more. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.
 
     Args:
-        run: Function from items to results, in order. If it raises, every item of the batch gets the exception.
+        run: Function from items to results, in order. If it raises, the exception is every item's result.
         max_size: Maximum number of items per batch.
     """
 
@@ -49,8 +49,11 @@ class Batcher(Generic[_Item, _Result]):
         self._worker: threading.Thread | None = None
         self._closed = False
 
-    def submit(self, items: Iterable[_Item]) -> list[Future[_Result]]:
-        """Queue items, and return a future for each; if the process is ending, a future may never complete."""
+    def submit(self, items: Iterable[_Item]) -> list[Future[_Result | Exception]]:
+        """Queue items, and return a future of each result, or of the exception in its place.
+
+        If the process is ending, a future may never complete.
+        """
         queued: list[_Queued[_Item, _Result]] = [(item, Future()) for item in items]
         futures = [future for _, future in queued]
         try:
@@ -70,7 +73,7 @@ class Batcher(Generic[_Item, _Result]):
                 self._changed.notify()
         except Exception as error:  # no thread could be started; the next call tries again
             for future in futures:
-                future.set_exception(error)
+                future.set_result(error)
         return futures
 
     def close(self) -> None:
@@ -109,24 +112,23 @@ class Batcher(Generic[_Item, _Result]):
             return batch
 
     def _run_batch(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
-        complete: Callable[[Future[Any], Any], None] = Future.set_result
+        futures = [future for _, future in batch]
+        results: list[tuple[Future[_Result | Exception], _Result | Exception]]
         try:
-            outcomes = list(zip(batch, self._run([item for item, _ in batch]), strict=True))
+            results = list(zip(futures, self._run([item for item, _ in batch]), strict=True))
         except BaseException as error:
             # SystemExit and the like must not reach the callers, whose threads they would end.
-            failure = (
-                error if isinstance(error, Exception) else RuntimeError(f"The gate's thread ended: {error!r}")
-            )
-            complete, outcomes = Future.set_exception, [(queued, failure) for queued in batch]  # type: ignore[misc]
+            failed = RuntimeError(f"The gate's thread ended: {error!r}")
+            results = [(future, error if isinstance(error, Exception) else failed) for future in futures]
         if self._closed:
             return
-        for (_, future), outcome in outcomes:
+        for future, result in results:
             with contextlib.suppress(InvalidStateError):  # the caller has cancelled it
-                complete(future, outcome)
+                future.set_result(result)
 
 
-def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
-    """Block until the futures are done or time is up, and return the result or exception of each, in order.
+def wait_results(futures: Sequence[Future[_T | Exception]], timeout: float | None) -> list[_T | Exception]:
+    """Block until the futures are done or time is up, and return their results, in order.
 
     An unfinished future yields a `DecisionTimeoutError`, and is cancelled, so that no work is done for callers
     that have left.
@@ -143,7 +145,9 @@ def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_
             future.cancel()
 
 
-async def await_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
+async def await_results(
+    futures: Sequence[Future[_T | Exception]], timeout: float | None
+) -> list[_T | Exception]:
     """Return what `wait_results` returns, without blocking the event loop."""
     waiting = [asyncio.wrap_future(future) for future in futures]
     try:
@@ -157,10 +161,9 @@ async def await_results(futures: Sequence[Future[_T]], timeout: float | None) ->
 
 
 def _get_outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:
-    if not future.done():
-        return DecisionTimeoutError(
-            f"No decision within {timeout:g} s.",
-            hint="Increase the timeout, send fewer questions at once, or run the gate on faster hardware.",
-        )
-    error = future.exception()
-    return error if isinstance(error, Exception) else future.result()
+    if future.done():
+        return future.result()
+    return DecisionTimeoutError(
+        f"No decision within {timeout:g} s.",
+        hint="Increase the timeout, send fewer questions at once, or run the gate on faster hardware.",
+    )

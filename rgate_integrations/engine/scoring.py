@@ -45,7 +45,7 @@ def score_requests(
     resolved = resolve_turns(gate, requests, sources) if gate.reads_history else requests
     evidence = []
     # The cheapest rules decide first: patterns and functions, then examples, then the gate.
-    before, after = rules.stages
+    before, after = rules.pattern_order
     for request, resolved_request in zip(requests, resolved, strict=True):
         ruling = rules.match(request, before)
         item = Evidence(request)

@@ -31,14 +31,14 @@ class GateInfo:
 
     Attributes:
         name: The name for `load_gate`.
-        paper: Source of the method.
+        source: Source of the method.
         evidence: The evidence that it uses, in a few words.
         training: Whether it needs training.
         cost: What it costs per question.
     """
 
     name: str
-    paper: str
+    source: str
     evidence: str
     training: Literal["no", "optional", "yes"]
     cost: Literal["none", "one pass", "draft", "draft + judgment", "several samples", "search"]
@@ -352,8 +352,8 @@ def check_answers(drafts: Sequence[Any]) -> None:
         NoAnswerError: A draft is empty, a refusal, or a tool call.
     """
     for draft in drafts:
-        if isinstance(draft, Draft) and draft.missing:
-            raise no_answer(draft.missing, thinking=draft.is_cut_off)
+        if isinstance(draft, Draft) and draft.non_answer:
+            raise no_answer(draft.non_answer, thinking=draft.is_cut_off)
 
 
 def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         read_credentials(name, None)  # raises now rather than at the first decision
         name = f"remote:{name}"
     kind, _, argument = name.partition(":")
-    # Gates' names take precedence over a folder named, say, "tuned"; `loadable` puts "./" before such a folder.
+    # Gates' names take precedence over a folder named, say, "tuned"; `gate_argument` puts "./" before such a folder.
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(find_folder(name))):
         return _load_saved(name, parameters)
     cls = gate_class(kind)
@@ -97,10 +97,10 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     return gate_from_config({**parameters, "gate": kind})
 
 
-def loadable(folder: str | Path) -> str:
+def gate_argument(folder: str | Path) -> str:
     """Return a folder in the form that `make_gate` needs: ``./`` is added if the folder is named like a gate.
 
-    >>> loadable("tuned"), loadable("mine"), loadable("gates/ik")
+    >>> gate_argument("tuned"), gate_argument("mine"), gate_argument("gates/ik")
     ('./tuned', 'mine', 'gates/ik')
     """
     name = str(folder)

@@ -100,7 +100,7 @@ class Rules:
             ) from error
 
     @property
-    def stages(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def pattern_order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Which of ``always`` and ``never`` try their patterns and functions before the examples, and which after.
 
         If ``always`` has examples, the patterns and functions of ``never`` are tried after them, so that a

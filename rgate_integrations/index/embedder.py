@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from rgate_integrations.errors import ModelLoadError, first_line, missing_dependency
+from rgate_integrations.errors import ModelLoadError, first_line, needs_extra
 from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER, Prefix, shared_encoder
 from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
@@ -142,10 +142,8 @@ def _load(where: str) -> _Encode:
     """Load the model of a folder or Hub id, and return its embedding function; raises the errors of `embed`."""
     if where == str(cached_path(ENCODER)):
         return shared_encoder(Path(where)).vectors
-    try:
+    with needs_extra("local"):
         from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise missing_dependency(error.name or "sentence_transformers", "local") from error
     try:
         refuse_pickles(where)
         with quiet():

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rgate_integrations.errors import missing_dependency
+from rgate_integrations.errors import needs_extra
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.passages import Passage
 from rgate_integrations.index.retriever import Hit, check_search, passage_id
@@ -26,10 +26,8 @@ class BM25Index:
     """
 
     def __init__(self, passages: Iterable[Passage]) -> None:
-        try:
+        with needs_extra("faiss"):
             import bm25s
-        except ImportError as error:
-            raise missing_dependency("bm25s", "faiss") from error
         self.passages = tuple(passages)
         self._bm25: Any = None
         words = _tokenize([passage.searchable for passage in self.passages])

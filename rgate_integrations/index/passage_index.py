@@ -21,7 +21,7 @@ from rgate_integrations.errors import (
     IndexNotFoundError,
     RGateError,
     first_line,
-    missing_dependency,
+    needs_extra,
 )
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passages import Passage, check_passages
@@ -84,11 +84,9 @@ class PassageIndex:
     """
 
     def __init__(self, embedder: Embedder | None = None) -> None:
-        try:
+        with needs_extra("faiss"):
             # Imported early, because a child that is forked during an import could never import it.
             import faiss
-        except ImportError as error:
-            raise missing_dependency("faiss", "faiss") from error
         self._faiss = faiss
         self.embedder: Embedder = embedder or SentenceEmbedder()
         self.folder: Path | None = None

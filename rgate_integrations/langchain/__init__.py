@@ -6,12 +6,10 @@ FAISS, and `LocalChat` needs transformers.
 
 from typing import TYPE_CHECKING, Any
 
-from rgate_integrations.errors import missing_dependency
+from rgate_integrations.errors import needs_extra
 
-try:
+with needs_extra("langchain"):
     import langchain_core  # noqa: F401
-except ImportError as error:
-    raise missing_dependency("langchain_core", "langchain") from error
 
 from rgate_integrations.langchain.chains import gated_rag
 from rgate_integrations.langchain.corpora import CorpusChain, CorpusRetriever

@@ -73,7 +73,7 @@ def bind_decision(
     bound = BoundDecision(
         question,
         decision,
-        gate=getattr(gate, "origin", gate),
+        gate=getattr(gate, "unadjusted", gate),
         llm=getattr(gate, "llm", None),
         threshold=read_threshold(gate, config),
     )
@@ -87,7 +87,7 @@ def read_bound(config: RunnableConfig) -> BoundDecision | None:
     return bound
 
 
-def searching(config: RunnableConfig) -> RunnableConfig:
+def search_config(config: RunnableConfig) -> RunnableConfig:
     """Return the config for a component's gate, with the router's decision to search if a router searches ahead."""
     bound = config.get("configurable", {}).get(AHEAD_KEY)
     rebound = {**config.get("configurable", {}), DECISION_KEY: bound}

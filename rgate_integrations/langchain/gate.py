@@ -29,7 +29,7 @@ from rgate_integrations.langchain.bound_decision import (
     bind_decision,
     read_bound,
     read_threshold,
-    searching,
+    search_config,
 )
 from rgate_integrations.langchain.chat_models import get_llm_name, is_decision_model, runnables_in
 from rgate_integrations.langchain.corpora import (
@@ -41,7 +41,7 @@ from rgate_integrations.langchain.corpora import (
 )
 from rgate_integrations.langchain.documents import fuse_documents
 from rgate_integrations.langchain.drafting import ChatDrafter, GateCall, condense_follow_ups
-from rgate_integrations.langchain.query_planner import QueryPlanner, emit_searched
+from rgate_integrations.langchain.query_planner import QueryPlanner, emit_unless_routed
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run
@@ -116,7 +116,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     top: int | None = None
 
     _gate_name: str | None = PrivateAttr(default=None)
-    _origin: Decider = PrivateAttr()
+    _unadjusted: Decider = PrivateAttr()
     _adjusted: dict[tuple[Decider, str], Decider] = PrivateAttr(default_factory=dict)
     _drafter: ChatDrafter | None = PrivateAttr(default=None)
 
@@ -156,15 +156,15 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         # Traces contain the dump, so a URL with a login must not get into it.
         if isinstance(gate, str) and "@" not in gate:
             self._gate_name = gate
-        self._origin = self.gate
+        self._unadjusted = self.gate
         if llm is not None:
             self.gate = self.gate.for_llm(get_llm_name(llm), LLM_NAME_SOURCE)
             self._drafter = ChatDrafter(llm, tokens)
 
     @property
-    def origin(self) -> Decider:
+    def unadjusted(self) -> Decider:
         """The wrapped gate before its adjustment to ``llm`` or an arm's LLM; copies made by `for_arm` share it."""
-        return self._origin
+        return self._unadjusted
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
         """Return a copy for the LLM of an arm; itself if nothing changes, as when ``llm_name`` was given."""
@@ -246,7 +246,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def _reuse(self, call: GateCall) -> None:
         """Take the decision that is bound to a call, if the gate would only repeat it."""
         bound, question = read_bound(call.run.config), call.turn.question
-        if bound is None or not bound.repeats(self.origin, call.threshold):
+        if bound is None or not bound.repeats(self.unadjusted, call.threshold):
             return
         if bound.concerns(question, self.llm):
             call.result = bound.about(question)
@@ -316,7 +316,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Return a copy with profiles of the searched passages for ``corpus=True``; otherwise the gate itself."""
         if self.corpus is not True:
             return self
-        return type(self)(**{**dict(self), "gate": self.origin, "corpus": profile_searched(searched)})
+        return type(self)(**{**dict(self), "gate": self.unadjusted, "corpus": profile_searched(searched)})
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
         """Return a runnable for a decider; it reads inputs as this gate does, but writes no drafts."""
@@ -414,17 +414,22 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         return as_gate_runnable(gate)
 
     @property
+    def InputType(self) -> Any:
+        """A string, as for any retriever, so that ``as_tool`` works; messages and mappings are accepted, too."""
+        return str
+
+    @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """The configurable fields of the gate and of the guarded retriever."""
         return get_unique_config_specs([*self.gate.config_specs, *self.retriever.config_specs])
 
     def flow(self, runs: list[Run]) -> Flow[list[list[Document] | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
-        configs = [searching(single.child("gate")) for single in runs]
+        configs = [search_config(single.child("gate")) for single in runs]
         decisions = yield BatchCall(self.gate, [single.input for single in runs], configs)
         calls = [GateCall(single) for single in runs]
         for call, decision in zip(calls, decisions, strict=True):
-            call.result = yield from emit_searched(call.run, decision)
+            call.result = yield from emit_unless_routed(call.run, decision)
         decided = [call for call in calls if isinstance(call.result, Decision)]
         plans = yield from self.plan([call.result for call in decided])
         queries: list[str] = []

@@ -13,7 +13,7 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import (
     ConfigurationError,
     InvalidQuestionError,
-    missing_dependency,
+    needs_extra,
     unknown_name,
 )
 from rgate_integrations.langchain.bound_decision import emit_decision_event
@@ -22,12 +22,10 @@ from rgate_integrations.langchain.graph import retrieves
 from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
-try:
+with needs_extra("langchain-agents"):
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
     from langchain.agents.middleware.types import ToolCallRequest
     from langchain_core.messages import ToolMessage
-except ImportError as error:
-    raise missing_dependency(error.name or "langchain", "langchain-agents") from error
 
 SEARCH_NOT_NEEDED = "Search was not needed: answer from what you know."
 

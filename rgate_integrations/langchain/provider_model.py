@@ -14,7 +14,7 @@ from rgate_integrations.errors import (
     EvidenceError,
     MissingDependencyError,
     ServerError,
-    missing_dependency,
+    needs_extra,
 )
 from rgate_integrations.langchain.chat_models import length_field
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
@@ -56,10 +56,8 @@ class ProviderModel(LanguageModel):
         name: str,
         options: RequestOptions = RequestOptions(),  # noqa: B008  it is frozen
     ) -> None:
-        try:
+        with needs_extra("langchain-agents"):
             from langchain.chat_models import init_chat_model
-        except ImportError as error:
-            raise missing_dependency("langchain", "langchain-agents") from error
         thinking = _THINK.get(provider, {}).get(options.think, {})
         if options.think != "as-is" and not thinking:
             raise ConfigurationError(

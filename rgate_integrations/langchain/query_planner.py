@@ -12,7 +12,7 @@ from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.langchain.bound_decision import emit_decision_event, read_bound, searching
+from rgate_integrations.langchain.bound_decision import emit_decision_event, read_bound, search_config
 from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Flow
 
@@ -62,7 +62,7 @@ def check_decision(result: Any) -> Decision | Exception:
     )
 
 
-def emit_searched(single: Run, result: Any) -> Flow[Any]:
+def emit_unless_routed(single: Run, result: Any) -> Flow[Any]:
     """Return a gate's decision, and emit it unless a router did; return the error of a failed or empty input.
 
     Raises:
@@ -70,7 +70,7 @@ def emit_searched(single: Run, result: Any) -> Flow[Any]:
     """
     if isinstance(decision := check_decision(result), Exception):
         return decision
-    bound = read_bound(searching(single.config))
+    bound = read_bound(search_config(single.config))
     # What a router decided, it emits itself.
     is_routers = bound is not None and (
         bound.decision is decision or (bound.question is None and bound.about(decision.question) == decision)

@@ -14,7 +14,7 @@ from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever
-from rgate_integrations.langchain.bound_decision import searching
+from rgate_integrations.langchain.bound_decision import search_config
 from rgate_integrations.langchain.gate import as_gate_runnable
 from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
 from rgate_integrations.langchain.questions import QuestionInput
@@ -105,7 +105,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
 
     def flow(self, runs: list[Run]) -> Flow[list[list[str] | Exception]]:
         """Decide for a batch, then plan the queries of the unknown questions."""
-        configs = [searching(single.child("gate")) for single in runs]
+        configs = [search_config(single.child("gate")) for single in runs]
         outputs = yield BatchCall(self.gate, [single.input for single in runs], configs)
         results = list(map(check_decision, outputs))
         decisions = [result for result in results if isinstance(result, Decision)]

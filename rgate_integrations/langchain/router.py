@@ -350,7 +350,7 @@ class RouterCall(RoutedCall[RouterInput]):
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
         """Return the question gate's decision or error for each input, asking once for the whole batch."""
-        return (yield from self._ask(self.strategy.question_gate, "first_look"))
+        return (yield from self._ask(self.strategy.question_gate, "screening"))
 
     def _ask(self, gate: Any, tag: str) -> Flow[Sequence[Decision | Exception]]:
         values = [item.gate_input for item in self.inputs]

@@ -1,11 +1,9 @@
 """LlamaIndex: query engines, retrievers, a tool, a selector, and models. Needs ``llama-index-core``."""
 
-from rgate_integrations.errors import missing_dependency
+from rgate_integrations.errors import needs_extra
 
-try:
+with needs_extra("llama-index"):
     import llama_index.core  # noqa: F401
-except ImportError as error:
-    raise missing_dependency("llama_index.core", "llama-index") from error
 
 from rgate_integrations.llama_index.agents import GatedTool
 from rgate_integrations.llama_index.claims import (

@@ -142,8 +142,8 @@ class QueryDecider:
         valid_count(tokens, "tokens")
         if gate is None and draft_llm is not None:
             gate = DEFAULT_GATES["llm"]
-        self.origin = resolve_gate(gate, adapter=adapter or type(self), **options)
-        self.gate = self.origin.for_llm(get_llm_name(llm or draft_llm), LLM_NAME_SOURCE)
+        self.unadjusted = resolve_gate(gate, adapter=adapter or type(self), **options)
+        self.gate = self.unadjusted.for_llm(get_llm_name(llm or draft_llm), LLM_NAME_SOURCE)
         self.draft_llm = draft_llm
         self.drafter = None if draft_llm is None else LLMDrafter(draft_llm, tokens)
         self.memory = memory
@@ -187,7 +187,7 @@ class QueryDecider:
     def reusable(self, bundle: QueryBundle) -> Decision | None:
         """Return the decision that came with the request, if this decider would only repeat it."""
         inherited = self.inherited(bundle)
-        if inherited is None or not inherited.repeats(self.origin, self.threshold):
+        if inherited is None or not inherited.repeats(self.unadjusted, self.threshold):
             return None
         return inherited.decision
 
@@ -216,7 +216,7 @@ class QueryDecider:
         return QueryDecision(
             bundle.query_str,
             decision,
-            gate=self.origin,
+            gate=self.unadjusted,
             llm=self.draft_llm,
             threshold=self.threshold,
             owner=self,

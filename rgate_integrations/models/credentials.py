@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
-from rgate_integrations.errors import ConfigurationError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, needs_extra
 
 _MAX_PORT = 65535
 
@@ -46,10 +46,8 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
             quote them.
         MissingDependencyError: The extra ``openai`` is not installed.
     """
-    try:
+    with needs_extra("openai"):
         import httpx
-    except ImportError as error:
-        raise missing_dependency("httpx", "openai") from error
     try:
         parts = httpx.URL(url.strip())
     except httpx.InvalidURL:  # its message may quote a part of the password

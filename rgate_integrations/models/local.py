@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, needs_extra
 from rgate_integrations.models.base import (
     HasStates,
     HiddenStates,
@@ -250,21 +250,17 @@ class TransformersProxy(LanguageModel, HasStates):
     @contextmanager
     def _locked_runner(self) -> Iterator[ModelRunner]:
         """Hold the model, which is loaded first if necessary."""
-        try:  # first, because without torch a download would be useless
+        with needs_extra("local"):  # first, because without torch a download would be useless
             from rgate_integrations.models.model_runner import ModelRunner
-        except ImportError as error:
-            raise missing_dependency(error.name or "torch", "local") from error
         # Download before taking the lock, because the end of the process waits for its holder.
         if self._runner is None:
             resolve_model(self.name)
         with self._lock.hold():
             if self._runner is None:
                 close_at_exit(self._lock)
-                try:
+                with needs_extra("local"):
                     model = load_pretrained(self.name, self.device_name, self.dtype)
                     tokenizer = load_tokenizer(self.name)
-                except ImportError as error:
-                    raise missing_dependency(error.name or "transformers", "local") from error
                 self._runner = ModelRunner(model, tokenizer, self.name, self._lock.check_open)
                 close_at_exit(self._lock)  # again, so that it is closed before the libraries just imported
             yield self._runner

@@ -43,7 +43,7 @@ class Record:
     fields: dict[str, Any]
     hint: str = ""
 
-    def wrong(self, what: str) -> DataFormatError:
+    def error(self, what: str) -> DataFormatError:
         """Return the error for this record; ``what`` describes the problem."""
         return DataFormatError(f"{self.where}: {what}.", hint=self.hint)
 
@@ -100,7 +100,7 @@ class Record:
             return kind.validate_python(self.fields.get(key))
         except ValidationError as error:
             # Not chained, because pydantic's message is a page long.
-            raise self.wrong(f"{problem} ({error.errors()[0]['msg']})") from None
+            raise self.error(f"{problem} ({error.errors()[0]['msg']})") from None
 
 
 def first_problem(error: ValidationError) -> str:

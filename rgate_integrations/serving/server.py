@@ -39,7 +39,7 @@ _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0
 _MAX_HEADERS = 32 << 10
 # Requests with images are a few MiB.
 _MAX_BODY = 16 << 20
-_PATIENCE = 10.0  # seconds
+_RECEIVE_TIMEOUT = 10.0  # seconds
 _FRAMES = 5  # number of frames of a traceback to log
 _SHUTDOWN_SECONDS = 30  # how long shutdown waits for open requests
 
@@ -51,7 +51,7 @@ def make_server(
     *,
     token: str = "",
     allow_origins: Collection[str] = (),
-    patience: float = _PATIENCE,
+    receive_timeout: float = _RECEIVE_TIMEOUT,
 ) -> uvicorn.Server:
     """Return a server for an application; its ``run`` listens until a signal stops the process.
 
@@ -62,12 +62,12 @@ def make_server(
         token: The bearer token that clients must send, except to ``/health`` and ``/ready``. Without one,
             only loopback addresses are allowed.
         allow_origins: Origins whose web pages may send requests, such as ``http://localhost:3000``.
-        patience: Seconds for the headers of a request to arrive, and then for its body.
+        receive_timeout: Seconds for the headers of a request to arrive, and then for its body.
 
     Raises:
         ConfigurationError: Other machines could connect without a token, or the token or an origin is invalid.
     """
-    app = protect(app, token=token, allow_origins=allow_origins, patience=patience)
+    app = protect(app, token=token, allow_origins=allow_origins, receive_timeout=receive_timeout)
     if not token.strip():
         if host not in _LOOPBACK:
             raise ConfigurationError(
@@ -90,14 +90,18 @@ def make_server(
         server_header=False,
         h11_max_incomplete_event_size=_MAX_HEADERS,
         # `_TimedProtocol` reads it as the limit for complete headers.
-        timeout_keep_alive=patience,  # type: ignore[arg-type]  # uvicorn also accepts a float
+        timeout_keep_alive=receive_timeout,  # type: ignore[arg-type]  # uvicorn also accepts a float
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     return uvicorn.Server(config)
 
 
 def protect(
-    app: ASGIApp, *, token: str = "", allow_origins: Collection[str] = (), patience: float = _PATIENCE
+    app: ASGIApp,
+    *,
+    token: str = "",
+    allow_origins: Collection[str] = (),
+    receive_timeout: float = _RECEIVE_TIMEOUT,
 ) -> ASGIApp:
     """Wrap an application, to check the token, the origin, and the size and arrival time of the body first.
 
@@ -109,7 +113,7 @@ def protect(
         token: The bearer token that clients must send, except to ``/health`` and ``/ready``; surrounding
             white space is removed. Empty for none.
         allow_origins: Origins whose web pages may send requests.
-        patience: Seconds for the body of a request to arrive.
+        receive_timeout: Seconds for the body of a request to arrive.
 
     Raises:
         ConfigurationError: The token or an origin is invalid.
@@ -128,7 +132,7 @@ def protect(
                 "http://localhost:3000.",
             )
     # The order matters: each wrapper runs before those that it wraps.
-    app = Guard(app, token=token, patience=patience)
+    app = Guard(app, token=token, receive_timeout=receive_timeout)
     if allow_origins:
         # Outside the guard: browsers send CORS preflight requests without the token.
         app = CORSMiddleware(
@@ -216,13 +220,13 @@ class Guard:
     Args:
         app: The application.
         token: The bearer token that clients must send; empty for none.
-        patience: Seconds for the body of a request to arrive.
+        receive_timeout: Seconds for the body of a request to arrive.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str = "", patience: float = _PATIENCE) -> None:
+    def __init__(self, app: ASGIApp, *, token: str = "", receive_timeout: float = _RECEIVE_TIMEOUT) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode() if token else b""
-        self._patience = patience
+        self._receive_timeout = receive_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -252,7 +256,7 @@ class Guard:
         """Return the body, an error response if it is too large or slow, or None if the client disconnected."""
         body = bytearray()
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._receive_timeout):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > _MAX_BODY:
@@ -266,7 +270,7 @@ class Guard:
             return problem(
                 408,
                 "TooSlow",
-                f"The body did not arrive within {self._patience:g} s.",
+                f"The body did not arrive within {self._receive_timeout:g} s.",
                 "Try again, or send a smaller body.",
                 headers={"connection": "close"},
             )

@@ -18,7 +18,7 @@ import numpy as np
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, DataFormatError, needs_extra
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import ProbabilityMap, logits, sigmoids
@@ -201,10 +201,8 @@ def upper_bound(successes: int, n: int, confidence: float) -> float:
     Raises:
         MissingDependencyError: SciPy is not installed.
     """
-    try:
+    with needs_extra("train"):
         from scipy.stats import beta
-    except ImportError as error:
-        raise missing_dependency("scipy", "train") from error
     if successes >= n:
         return 1.0
     return float(beta.ppf(confidence, successes + 1, n - successes))
@@ -357,10 +355,8 @@ def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
     """
     if known.all() or not known.any():
         return ProbabilityMap()
-    try:
+    with needs_extra("train"):
         from sklearn.linear_model import LogisticRegression
-    except ImportError as error:
-        raise missing_dependency("sklearn", "train") from error
     # Hardly any regularisation, because the model has only two parameters.
     fitted = LogisticRegression(C=1e4).fit(logits(p)[:, None], known)
     # A negative slope would reverse the order of the scores.

@@ -312,7 +312,7 @@ class Answers:
         try:
             draft = Draft.model_validate(record.fields.get("draft"))
         except ValueError as error:
-            raise record.wrong("the answer is invalid") from error
+            raise record.error("the answer is invalid") from error
         self._answers[arm, question.key] = (draft, record.optional_number("seconds") or 0.0)
 
 

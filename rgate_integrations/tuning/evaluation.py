@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rgate_integrations.decision import Decision, Request
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import DataFormatError, EvidenceError, missing_dependency
+from rgate_integrations.errors import DataFormatError, EvidenceError, needs_extra
 from rgate_integrations.gates.corpus import COVERED
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, no_progress
@@ -374,10 +374,8 @@ def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArra
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
-    try:
+    with needs_extra("train"):
         from sklearn.model_selection import KFold
-    except ImportError as error:
-        raise missing_dependency("sklearn", "train") from error
     yield from KFold(folds, shuffle=True, random_state=seed).split(np.zeros(n))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, needs_extra
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import ADAPTER, save_adapter
 from rgate_integrations.models.download import resolve_model
@@ -38,14 +38,12 @@ from rgate_integrations.tuning.training import (
     verdict_prompt,
 )
 
-try:
+with needs_extra("local"):
     import torch
     import transformers
     from peft import LoraConfig, get_peft_model
 
     from rgate_integrations.models.model_runner import pad_left
-except ImportError as error:
-    raise missing_dependency(str(error.name), "local") from error
 
 _RUN = "run.json"
 

@@ -231,13 +231,13 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     """Return the label of a record, in [0, 1]."""
     if label == "match_ratio":
         if not question.gold or question.draft is None:
-            raise record.wrong(f"{'closed_book_text' if question.gold else 'gold_answers'} is missing")
+            raise record.error(f"{'closed_book_text' if question.gold else 'gold_answers'} is missing")
         # SlimPLM, section 3.2: known if more than half of the gold answers are contained.
         return float(matching_ratio(question.draft.text, question.gold) > 0.5)
     target = record.fields.get(label)
     if isinstance(target, bool | int | float) and 0 <= target <= 1:
         return float(target)
-    raise record.wrong(f"{label} must be true, false or a number from 0 to 1, not {target!r:.60}")
+    raise record.error(f"{label} must be true, false or a number from 0 to 1, not {target!r:.60}")
 
 
 def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
@@ -273,7 +273,7 @@ def _is_right(record: Record, question: Question, arm: str) -> bool:
     answer = record.fields.get(f"{arm}_answer")
     if label is None and isinstance(answer, str) and question.gold:
         return is_correct(answer, question.gold)
-    raise record.wrong(f"it has neither {arm}_correct (true or false) nor {arm}_answer with gold_answers")
+    raise record.error(f"it has neither {arm}_correct (true or false) nor {arm}_answer with gold_answers")
 
 
 def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:

@@ -15,7 +15,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError, first_line
 from rgate_integrations.gates.folder import plain
 from rgate_integrations.gates.probability import sigmoids
-from rgate_integrations.gates.registry import loadable
+from rgate_integrations.gates.registry import gate_argument
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, parse_json, read_file
 from rgate_integrations.runtime.records import first_problem
@@ -220,7 +220,7 @@ def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -
     for gate, sentences in notes.items():
         lines += [f"## {gate.capitalize()}", "", *(f"- {note}" for note in sentences), ""]
     lines.append(
-        f'Load it with `load_gate("{loadable(name)}")`. If it has an answer-first gate, '
+        f'Load it with `load_gate("{gate_argument(name)}")`. If it has an answer-first gate, '
         f'`load_gate("{name}/answer-first")` judges partial answers.'
     )
     return "\n".join(lines) + "\n"

@@ -267,13 +267,13 @@ def _print_claims(record: Record) -> str:
     """Format claims as the rewriter should write them; empty if there are none or our parser loses one."""
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
-        raise record.wrong("claims is missing or not a list")
+        raise record.error("claims is missing or not a list")
     claims = []
     for fields in annotated:
         annotation = Record(record.where, fields if isinstance(fields, dict) else {}, record.hint)
         text, needs_search = annotation.optional_text("claim"), annotation.fields.get("needs_search")
         if text and not isinstance(needs_search, bool | None):
-            raise record.wrong(
+            raise record.error(
                 f"needs_search of a claim must be true, false or null, not {needs_search!r:.60}"
             )
         query = annotation.optional_text("query") or text

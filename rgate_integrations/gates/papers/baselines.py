@@ -182,7 +182,7 @@ class LabelledQuestions:
         for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
             label = record.fields.get("known", record.fields.get("closed_book_correct"))
             if label not in (True, False):
-                raise record.wrong(f"known or closed_book_correct must be true or false, not {label!r:.60}")
+                raise record.error(f"known or closed_book_correct must be true or false, not {label!r:.60}")
             questions.append(record.text("question"))
             self.known.append(bool(label))
         if not questions:
