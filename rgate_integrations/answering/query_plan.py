@@ -17,8 +17,6 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.runtime.flow import Call, Flow, run
 from rgate_integrations.runtime.text import normalise
 
-_UNFILTERED = "Claims are not filtered."
-
 
 class Query(Frozen):
     """A search query.
@@ -139,19 +137,18 @@ def plan_queries_flow(
 
 def _judge(claims: Sequence[Claim], gate: Decider | None, threshold: float | None) -> Flow[list[JudgedClaim]]:
     """Return the claims, each with whether it is kept, and why."""
-    judged = [_judge_by_rewriter(claim) for claim in claims]
-    unfiltered = [index for index, claim in enumerate(judged) if claim.reason == _UNFILTERED]
-    if gate is None or not unfiltered:
+    judged = list(map(_judge_by_rewriter, claims))
+    indices = [i for i, each in enumerate(judged) if each.kept and each.claim.kind != "question"]
+    if gate is None or not indices:
         return judged
     # The query is judged as the question, and the claim as its draft.
     requests = [
-        Request(str(claims[index].query), draft=Draft(text=claims[index].text), threshold=threshold)
-        for index in unfiltered
+        Request(str(claims[i].query), draft=Draft(text=claims[i].text), threshold=threshold) for i in indices
     ]
     decisions = yield from gate.flow(requests)
-    for index, decision in zip(unfiltered, decisions, strict=True):
-        judged[index] = JudgedClaim(
-            claim=claims[index],
+    for i, decision in zip(indices, decisions, strict=True):
+        judged[i] = JudgedClaim(
+            claim=claims[i],
             kept=decision.retrieve,
             reason=f"Judged {'unknown' if decision.retrieve else 'known'}: {decision.reason}",
             p_known=None if decision.error is not None else decision.p_known,
@@ -161,7 +158,7 @@ def _judge(claims: Sequence[Claim], gate: Decider | None, threshold: float | Non
 
 def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
     """Return a claim with whether the rewriter keeps it, and why."""
-    kept, reason = True, _UNFILTERED
+    kept, reason = True, "Claims are not filtered."
     if not claim.query:
         kept, reason = False, "The claim has no query."
     elif claim.needs_search is False:

@@ -70,26 +70,31 @@ def score_requests(
     context.find(verdict)
     if len(gate.corpora) > 1:
         _add_corpora(verdict, context)
-    milliseconds = (time.perf_counter() - start) * 1e3 / len(requests)
+    time_each = Cost(milliseconds=(time.perf_counter() - start) * 1e3 / len(requests))
     scores: list[Score | Exception] = []
     for request, item in zip(requests, evidence, strict=True):
         piece = item.pieces[verdict]
-        if isinstance(piece, Exception):
+        if isinstance(piece, Piece):
+            score = replace(piece.value, cost=item.cost + time_each)
+            scores.append(_retrieve_if_unread(score, request, item) if reads_model else score)
+        else:
             scores.append(piece)
-            continue
-        score: Score = replace(piece.value, cost=item.cost + Cost(milliseconds=milliseconds))
-        if item.truncated:
-            warning = f"Only {len(item.question):,} of {len(request.question):,} characters were read."
-            score = replace(score, warnings=(warning, *score.warnings))
-            if item.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
-                score = score.overridden(
-                    "The request is too long to be read completely, and the rest may need retrieval."
-                )
-        encoding = detect_encoding(item.question) if reads_model else ""
-        if encoding:
-            score = score.overridden(f"Contains text in {encoding}, which the gate does not read.")
-        scores.append(score)
     return scores
+
+
+def _retrieve_if_unread(score: Score, request: Request, item: Evidence) -> Score:
+    """Return the score, changed to retrieve if the part of a request that models did not read may need passages."""
+    if item.truncated:
+        warning = f"Only {len(item.question):,} of {len(request.question):,} characters were read."
+        score = replace(score, warnings=(warning, *score.warnings))
+        if item.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
+            score = score.overridden(
+                "The request is too long to be read completely, and the rest may need retrieval."
+            )
+    encoding = detect_encoding(item.question)
+    if encoding:
+        score = score.overridden(f"Contains text in {encoding}, which the gate does not read.")
+    return score
 
 
 def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
