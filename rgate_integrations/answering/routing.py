@@ -49,8 +49,8 @@ class RoutedInput:
         threshold: The caller's threshold; None for the gate's own.
         screening: The decision by the question alone, if the direct arm answers first.
         answer: The direct arm's answer; None if it has not started, or the decision is to retrieve.
-        draft: The partial answer to judge, or the exception if the arm wrote none; None until then, and if
-            only the question is judged.
+        draft: The partial answer to judge, or the exception if the arm wrote none; None before the arm has
+            written, and if only the question is judged.
         searched: Whether the retrieve arm has searched, so that only the rest of it remains to run.
         passages: What the search returned or raised; None without a search.
         outcome: The decision, or this input's exception; None until there is one.
@@ -123,7 +123,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the judge's decision or error for some inputs, by the partial answer, or else by the question."""
+        """Return the decision or error of `Strategy.judge` for some inputs, each with its partial answer, if any."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
@@ -146,7 +146,7 @@ class RoutedCall(ABC, Generic[_Input]):
     def route(self) -> Flow[Sequence[_Input]]:
         """Decide about every input. Answers and searches that are not needed are cancelled.
 
-        Failures retrieve, unless a gate raises them.
+        Failures retrieve, except those of a gate with ``on_error="raise"``.
 
         Returns:
             The inputs, each with its outcome, and with its answer or passages if its arm has begun.
@@ -310,7 +310,7 @@ class RoutedCall(ABC, Generic[_Input]):
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit an input's decision. If it retrieves, wait for any search; the outcome is its error, if it failed."""
+        """Emit an input's decision. If that retrieves, wait for any search; a search's error becomes the outcome."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)

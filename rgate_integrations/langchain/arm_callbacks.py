@@ -260,7 +260,7 @@ class CancellableTracer:
 def split_handlers(
     manager: Any, cancellation: dict[str, Any]
 ) -> tuple[list[CancellableTracer], list[BaseCallbackHandler]]:
-    """Return the tracers of a callback manager, wrapped, and its listeners; the module explains both."""
+    """Return the tracers of a callback manager, wrapped, and its listeners; see the module for what these are."""
     tracers = []
     listeners = []
     # Hooks stay out of both lists, because LangChain adds them to every run that lacks them.

@@ -55,7 +55,7 @@ class IndexRetriever(BaseRetriever):
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
-    """A runnable from a question to search queries: itself and the claims of its draft; none for a known question.
+    """A runnable from a question to search queries: the question and its draft's claims; none if it is known.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch calls the gate once for the
     questions and, if the claims are filtered, once for all claims. If a surrounding router has the same gate

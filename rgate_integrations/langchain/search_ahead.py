@@ -129,7 +129,7 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
         raise ConfigurationError(
             "look_first and AnswerFirst.prefetch need a retrieve arm of several steps, or a retriever, but "
             f"{type(arm).__name__} is neither.",
-            hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
+            hint="Pass the chain itself, with its retriever in one of the first steps, or use gate.guard(retriever).",
         )
     steps = arm.steps
     for end, step in enumerate(steps[:-1], start=1):
