@@ -33,7 +33,7 @@ _NEVER_KNOWN = ("private", "fresh")
 
 
 class RoutingOptions:
-    """Options that an argument such as ``answer_first=`` accepts instead of True or False.
+    """Base class of the options that an argument such as ``answer_first=`` accepts instead of True or False.
 
     Attributes:
         argument: Name of the argument.

@@ -99,7 +99,7 @@ class RoutedCall(ABC, Generic[_Input]):
         inputs: The inputs.
 
     Attributes:
-        search_task: The search, once it has started.
+        search_task: The search; None until it starts.
     """
 
     def __init__(self, strategy: Strategy, inputs: Sequence[_Input]) -> None:
@@ -212,7 +212,7 @@ class RoutedCall(ABC, Generic[_Input]):
             yield from self._judge_answers(answers, options.tokens)
 
     def _settle(self, item: _Input, screening: Decision, options: AnswerFirst) -> Flow[Decision | None]:
-        """Return the decision about an input if it needs no partial answer; None if the LLM should start."""
+        """Return the decision about an input if it needs no partial answer; None if the LLM should answer."""
         look = self.strategy.look_first
         settled: Decision | None
         if look is None or not item.searched:
@@ -286,7 +286,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 )
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
-        """Return a decision with the tokens, times and cost of the screening and the partial answer added."""
+        """Return a decision plus tokens, times and cost of screening and partial answer; ``judging`` is in ms."""
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
@@ -374,7 +374,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
         return (yield from gate.flow([self.request]))
 
     def judge(self, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the judge's decision about the question and its draft."""
+        """Return the decision of `Strategy.judge` about the only input's question and draft."""
         judge: Decider = self.strategy.judge
         return (yield from judge.flow([attach_draft(self.request, item.draft) for item in inputs]))
 

@@ -128,7 +128,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         self._prepare_arms()  # an unsuitable retrieve arm raises here
 
     def _prepare_arms(self) -> None:
-        """Prepare each arm that is new, as in a copy; keep the others, because they know what their LLM refuses."""
+        """Prepare each arm that is new, as in a copy; keep others: the direct arm remembers what its LLM refuses."""
         if self._prepared[0] is not self.direct:
             self._direct_arm = DirectArm(self.direct)
         if self._prepared[1] is not self.retrieve:

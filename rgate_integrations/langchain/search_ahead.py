@@ -39,7 +39,7 @@ class RetrieverRuns(BaseCallbackHandler):
 
     @property
     def documents(self) -> list[Any]:
-        """What each retriever found, in the order in which they started; nested retrievers are left out."""
+        """What each retriever found, in the order of their starts, None until it ends; without nested retrievers."""
         # A retriever that calls another one, such as a reranker, returns the documents that count.
         outermost = [run_id for run_id, parent in self._parents.items() if parent not in self._parents]
         return list(map(self._documents.get, outermost))

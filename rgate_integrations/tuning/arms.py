@@ -20,7 +20,7 @@ from rgate_integrations.runtime.replies import THINKING_OFF, get_field
 from rgate_integrations.tuning.questions import Question
 
 TEMPERATURE = 1.0
-"""Sampling temperature, as in KBM (section 2.2)."""
+"""Sampling temperature, as in the KBM paper (section 2.2)."""
 
 SAMPLE = "sample"
 """First word of the name of an arm that samples."""

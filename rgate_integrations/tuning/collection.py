@@ -250,7 +250,8 @@ class Answers:
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
             raise NoAnswerError(
                 f"All {len(finished)} answers were cut off: the LLM thinks first, or its answers are too long.",
-                hint="Turn thinking off (--think off) or allow longer answers, and choose another output path.",
+                hint="Turn thinking off (--think off) or allow longer answers (--answer-tokens), and choose another "
+                "output path.",
             )
 
     def _plan_jobs(self, questions: Sequence[Question], arms: Sequence[ArmName]) -> list[_Job]:

@@ -204,7 +204,11 @@ def fine_tune(
 
 
 def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
-    """Return the last complete checkpoint of a run, or None without one.
+    """Return the folder of a run's last complete checkpoint, or None without one.
+
+    Args:
+        checkpoints: Folder of the checkpoints.
+        identity: Text that identifies the run: its data, options and weights.
 
     Raises:
         ConfigurationError: The checkpoints belong to a run with other data, options or weights.

@@ -25,7 +25,7 @@ SELF_LABEL = "own_answer_correct"
 """Name of the label that is true if the most likely answer contains a gold answer."""
 
 SAMPLES = 30
-"""Number of sampled answers per question, at temperature 1, as in KBM (section 2.2)."""
+"""Number of sampled answers per question, at temperature 1, as in the KBM paper (section 2.2)."""
 
 
 def needs_sampling(paths: Sequence[Path], label: str) -> bool:
@@ -85,7 +85,7 @@ def label_own_answers(
 
 
 def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
-    """Return the share of sampled answers that are right (KBM, section 2.2): the accuracy label, in [0, 1]."""
+    """Return the share of sampled answers that are right (KBM paper, section 2.2): the accuracy label, in [0, 1]."""
     return sum(is_correct(sample, gold) for sample in samples) / max(len(samples), 1)
 
 
