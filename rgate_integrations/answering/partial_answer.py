@@ -156,7 +156,7 @@ class BufferedAnswer(ABC):
     Attributes:
         chunks: The chunks that are held back.
         ended: Whether the stream has ended.
-        has_text: False once a chunk cannot be judged, such as a tool call or a parsed object.
+        has_text: False once the answer cannot be judged, for example because of a tool call or a parsed object.
         has_other_content: Whether a chunk had content of which `read` could not tell whether it is the answer.
         error: The exception that the arm raised, or a `ServerError` for a stream that broke off; None if neither.
     """

@@ -122,7 +122,7 @@ class ChatDrafter(Drafter[GateCall]):
         super().__init__(tokens)
         if isinstance(llm, RunnableWithMessageHistory):
             raise ConfigurationError(
-                "An LLM with a message history would add the drafts to that history.",
+                "The LLM in llm= has a message history, to which it would add the drafts.",
                 hint="Pass the chat model itself as llm=, and add the history to the chain that answers.",
             )
         self.llm = llm

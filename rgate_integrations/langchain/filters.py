@@ -99,7 +99,7 @@ def _compile_part(name: Any, operand: Any, has_key: bool, depth: int) -> _Condit
         if not has_key:
             raise ConfigurationError(
                 f"The condition {name} {operand!r} needs a key of the metadata.",
-                hint='Put it under a key, as in {"year": 1990}.',
+                hint=f'Put it under a key, as in {{"year": {{"{name}": …}}}}.',
             )
         return lambda value: _compare(_COMPARISONS[name], value, operand)
     if str(name).startswith("$"):

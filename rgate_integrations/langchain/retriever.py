@@ -62,8 +62,8 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     and searches before it decides, every question is a query, without a decision.
 
     Args:
-        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`.
-            Claims need a gate that drafts, such as ``RetrievalGate(llm=...)``.
+        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
+            default gate when None. Claims need a gate that drafts, such as ``RetrievalGate(llm=...)``.
         rewriter: Turns drafts into claims; when None, each sentence is a claim.
         always_include_question: Whether the question is always a query; if not, it is one only if there is no
             claim to search for.

@@ -1,4 +1,4 @@
-"""Adapts what can search, such as LangChain's and LlamaIndex's retrievers, to `Retriever`.
+"""Adapts objects that can search, such as LangChain's and LlamaIndex's retrievers, to `Retriever`.
 
 The objects are recognised by their methods, so neither framework has to be imported.
 """

@@ -31,7 +31,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MAX_LLMS = 64
 
 LLM_NAME_SOURCE = "the request"
-"""Source of the LLM's name if a request names a model."""
+"""Source of the LLM's name, as decisions report it, if the request names the LLM."""
 
 
 class QueueFullError(RGateError):

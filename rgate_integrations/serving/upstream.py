@@ -155,7 +155,7 @@ class Upstream:
         if not text:
             raise EvidenceError(
                 f"The upstream's answer has no text (status {response.status_code}).",
-                hint="Check its key, and how it answers a chat request; or omit --condense.",
+                hint="Check its API key, and that it answers chat requests; or omit condense= (--condense).",
             )
         return encodable(text)
 

@@ -187,7 +187,8 @@ def read_answer(answer: Any) -> Draft:
         with suppress(EvidenceError):
             return read_answer(get_field(answer, name))
     raise EvidenceError(
-        f"An answer of type {type(answer).__name__} has no text.", hint="Return a string or a message."
+        f"An answer of type {type(answer).__name__} has no text.",
+        hint="Let the object that answers, in direct= or retrieve=, return a string or a message.",
     )
 
 

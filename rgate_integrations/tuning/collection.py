@@ -39,7 +39,7 @@ ArmName: TypeAlias = str
 ``"judge NAME of ARM"`` for a judge's verdicts."""
 
 STOP_AFTER = 10
-"""Consecutive failures of one kind of arm after which the run stops, because the LLM must be down."""
+"""Consecutive failures of one kind of arm (see `arm_kind`) after which the run stops: the LLM must be down."""
 
 # One cut-off answer may be chance; if there are only such answers, further calls would waste money.
 STOP_IF_CUT_OFF = 3

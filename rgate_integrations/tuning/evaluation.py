@@ -174,7 +174,7 @@ def evaluate(
 
     Args:
         gate: The gate.
-        examples: The questions.
+        examples: The questions, with labels for both arms.
         name: Name of the gate in the result.
         draft: See `judge`.
         progress: See `judge`.
@@ -182,8 +182,8 @@ def evaluate(
     Returns:
         The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and the
         decisions. ``sets`` and ``pooled`` have metrics, see `measure`. ``covered`` has, for each corpus, the share of
-        questions that it covers best. ``gate_ms`` is the mean time of a decision. ``threshold`` is None if it differs
-        between questions.
+        questions that it covers best. ``gate_ms`` is the mean time of a decision, in milliseconds. ``threshold`` is
+        None if it differs between questions.
 
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`.
@@ -224,7 +224,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
 
     Args:
         rate: Retrieval rate, in [0, 1].
-        gate: Milliseconds of a decision, with all evidence.
+        gate: Milliseconds of a decision, including its drafts and other evidence.
         direct: Milliseconds of an answer without retrieval.
         rag: Milliseconds of a search and an answer with passages.
 
@@ -241,7 +241,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
 
 @dataclass(frozen=True)
 class Drift:
-    """The difference between P(known) in logged decisions, the scores, and at calibration.
+    """How the scores (P(known)) of logged decisions differ from those at calibration.
 
     Attributes:
         n: Number of logged scores.
@@ -274,7 +274,7 @@ class Drift:
 
 
 def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
-    """Compare logged P(known) with P(known) at calibration.
+    """Compare logged P(known) with P(known) at calibration, by the population stability index.
 
     The interval is from a basic bootstrap over both samples, which also removes the bias of the plain index:
     without it, two samples of 50 scores from the same traffic have an index of 0.3.
@@ -290,7 +290,7 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
     """
     if len(logged) < _MIN_LOGGED:
         raise DataFormatError(
-            f"{len(logged)} logged decisions are too few.",
+            f"{len(logged)} logged decisions are too few to tell whether the traffic has changed.",
             hint=f"Log at least {_MIN_LOGGED} decisions. Failed and overridden ones do not count.",
         )
     before, now = np.asarray(quantiles, dtype=float), np.asarray(logged, dtype=float)
@@ -351,7 +351,7 @@ def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 1
 def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> Float64Array:
     """Return the expected accuracy if the gate retrieves for the n questions of lowest P(known), n = 0 ... N.
 
-    Questions with equal P(known) are retrieved in random order, so a constant gate gives the random line.
+    Questions with equal P(known) are retrieved in random order, so a constant gate gives a straight line.
 
     Args:
         p: P(known), shape (N,).

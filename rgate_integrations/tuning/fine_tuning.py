@@ -72,10 +72,11 @@ def train_adapter(
             `fine_tune`.
         DataFormatError: All labels are the same, or a recorded draft or gold answer that the gate needs is
             missing.
+        RGateError: The model could not write a draft; see `rgate_integrations.tuning.training.drafts_for`.
     """
     if gate not in PROMPTS:
         raise ConfigurationError(
-            f"{gate!r} is not trained by fine-tuning.", hint=f"Choose one of {', '.join(PROMPTS)}."
+            f"The gate {gate!r} is not trained by fine-tuning.", hint=f"Choose one of {', '.join(PROMPTS)}."
         )
     if gate == "slimplm" and options.draft == "none":
         raise ConfigurationError(
@@ -170,7 +171,9 @@ def fine_tune(
             belong to another run.
     """
     if not pairs:
-        raise ConfigurationError("The data have no training pairs.", hint="Check that the data have claims.")
+        raise ConfigurationError(
+            "The data have no training pairs.", hint='Add lines with "claims" to the data.'
+        )
     check_replaceable(out := expand(out), (ADAPTER,))
     proxy = TransformersProxy(model)
     rows = []

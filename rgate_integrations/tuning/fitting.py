@@ -55,7 +55,7 @@ class FittedGate:
     """A fitted gate, and its cross-fitted scores.
 
     Attributes:
-        artifact: The gate.
+        artifact: The gate, in the form in which it is saved.
         choice: Its threshold and guarantee.
         indices: Indices of the labelled questions used for the fit, shape (n,).
         p: P(known) of these questions, each from a fit that has not seen the question, shape (n,).

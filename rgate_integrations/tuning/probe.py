@@ -60,6 +60,7 @@ def train_probe(
             recorded draft is missing.
         EvidenceError: The proxy should write drafts, but cannot generate text.
         ServerError: The proxy failed to write a draft.
+        NoAnswerError: The proxy was cut off while it was still thinking.
         MissingDependencyError: scikit-learn is not installed.
     """
     folds = options.folds

@@ -299,7 +299,7 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
         raise DataFormatError(
             f"folds must be between 2 and the number of questions with the rarer label ({right} known, {wrong} "
             f"unknown), not {folds}.",
-            hint="Use more data, or another number of folds.",
+            hint="Use more data, or another number of folds (--folds).",
         )
     return known
 

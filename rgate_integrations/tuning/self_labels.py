@@ -52,7 +52,7 @@ def label_own_answers(
         paths: JSONL files, plain or gzipped, with ``question`` and, except for certainty, ``gold_answers``.
         proxy: The model whose knowledge is labelled.
         label: `SELF_LABEL`, or a `SampledLabel`.
-        prompt: Prompt for its most likely answer.
+        prompt: Prompt for the model's most likely answer, with `SELF_LABEL`.
         seed: Seed of the samples.
         progress: Progress callback: ``(label, done, total)``.
 

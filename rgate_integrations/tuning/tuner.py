@@ -208,7 +208,9 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
             hint="Add questions to it with update=True (--update), or choose another folder.",
         )
     if existing.exists() and not (existing.is_dir() and read_gate(folder).method == "tuned"):
-        raise ConfigurationError(f"{str(folder)!r} is not a tuned gate.", hint="Choose another folder.")
+        raise ConfigurationError(
+            f"{str(folder)!r} is not a tuned gate, so it cannot be updated.", hint="Choose another folder."
+        )
 
 
 def _fit_and_write(
