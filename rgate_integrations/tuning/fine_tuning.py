@@ -171,9 +171,7 @@ def fine_tune(
             belong to another run.
     """
     if not pairs:
-        raise ConfigurationError(
-            "The data have no training pairs.", hint='Add lines with "claims" to the data.'
-        )
+        raise ConfigurationError("The data have no training pairs.", hint='Add lines with "claims".')
     check_replaceable(out := expand(out), (ADAPTER,))
     proxy = TransformersProxy(model)
     rows = []

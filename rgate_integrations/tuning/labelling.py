@@ -142,9 +142,7 @@ def label(
     verdicts: Verdicts = {}
     if kind == "judge":
         if judge is None:
-            raise ConfigurationError(
-                'Labels of the kind "judge" need a judge.', hint="Pass judge= (--judge)."
-            )
+            raise ConfigurationError('Labels of kind "judge" need a judge.', hint="Pass judge= (--judge).")
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(

@@ -158,8 +158,7 @@ def tune(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` exists or holds ``questions``, an arm cannot answer, or earlier answers were made
-            with other settings.
+        ConfigurationError: ``out`` exists or holds ``questions``, an arm cannot answer, or its settings have changed.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all have the same.
         ModelLoadError: The prior cannot be read, or has another method than ``"heads"`` or ``"probe"``.
         RGateError: The prior could not judge a question.
