@@ -34,12 +34,12 @@ class AnswerFirst(RoutingOptions):
         answer_above: A question is clearly known if its P(known) reaches this and the threshold.
         question_gate: Reads the question before the LLM is asked: a gate, or an argument for `load_gate`. A
             clearly unknown question goes to the retrieve arm without asking the LLM; the answer to a clearly
-            known one is not held back. With look first, passages may overrule both. With None, every answer is
-            judged. ``"own"`` means the question gate that comes with your gate; the default gate, tuned gates
-            and gates on a server have one.
+            known one is not held back. With look first, the passages may overrule the gate in either case. With None,
+            every answer is judged. ``"own"`` means the question gate that comes with your gate; the default gate,
+            tuned gates and gates on a server have one.
         prefetch: Whether the search starts together with the answer, for slow searches; only in calls with one
             question. If the answer continues, the search is cancelled, or its result dropped. The retrieve arm must
-            be able to search before the decision. It has no effect with look first, which has searched by then.
+            be able to search before the decision. Prefetching has no effect with look first, which searches earlier.
 
     Raises:
         ConfigurationError: ``tokens`` is not a whole number of at least 1, ``retrieve_below`` is above
@@ -95,7 +95,12 @@ IS_SETTLED = {
 
 
 def screen(decision: Decision, options: AnswerFirst) -> Screening:
-    """Return what a decision by the question alone says; after an override or a failure, never `UNCLEAR`."""
+    """Return what the question alone says about the LLM's knowledge; never `UNCLEAR` after an override or a failure.
+
+    Args:
+        decision: The decision by the question alone.
+        options: The bounds of clear questions.
+    """
     if decision.error is not None or decision.override is not None:
         return Screening.UNKNOWN if decision.retrieve else Screening.KNOWN
     # A clear case must also be on the same side of the threshold.
@@ -114,12 +119,12 @@ def settle(
     *,
     direct_threshold: float | None = None,
 ) -> Decision | None:
-    """Return the decision if it needs no partial answer; None if the LLM should start to answer.
+    """Return the decision, in view of any passages, if it needs no partial answer; None if the LLM should answer.
 
     Args:
         decision: The gate's decision by the question alone.
         passages: The passages, best first, or the search's exception; unused without ``look``.
-        options: Thresholds of clear questions.
+        options: The bounds of clear questions.
         look: How passages are judged; None to consider only the question.
         direct_threshold: See `decide_with_passages`.
     """

@@ -30,7 +30,7 @@ def write_answers(
         questions: The questions.
         passages: Passages for each question; an empty sequence for an answer without passages.
         tokens: Maximum number of tokens of an answer, at least 1.
-        prompt: The prompt without passages, with the field ``question``.
+        prompt: The prompt for questions without passages; it has the field ``question``.
 
     Returns:
         One answer per question, in order.

@@ -43,7 +43,7 @@ _SEARCH = re.compile(r"<\s*(?:Need)?Search\s*\(\s*(True|False)\s*\)\s*>", re.IGN
 
 
 def parse_claims(text: str) -> list[Claim]:
-    """Return the tagged claims in a model's output, in either published format or a mixture.
+    """Return the tagged claims in a model's output, in either format of SlimPLM's authors or a mixture.
 
     Never raises: text without tags has no claims, and malformed blocks are skipped. Apart from white space, every
     claim and query is a substring of ``text``.
@@ -73,7 +73,7 @@ def parse_claims(text: str) -> list[Claim]:
 
 
 def _first(tagged: re.Pattern[str], block: str) -> str | None:
-    """Return the first text with a tag in a block, on one line; None if it is missing or empty."""
+    """Return the first text in a block that the pattern ``tagged`` finds, on one line; None if missing or empty."""
     match = tagged.search(block)
     if match is None:
         return None
@@ -81,7 +81,7 @@ def _first(tagged: re.Pattern[str], block: str) -> str | None:
 
 
 def print_claims(claims: Sequence[Claim]) -> str:
-    """Return claims in the format of SlimPLM's training data, with sub-questions tagged as claims; empty for none."""
+    """Return claims in the format of SlimPLM's training data, sub-questions as claims, too; "" without claims."""
     blocks = []
     for claim in claims:
         block = f"<Claim({claim.text})>"
@@ -94,6 +94,6 @@ def print_claims(claims: Sequence[Claim]) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Return a text without the beginnings of tags, so that quoting it in a prompt cannot smuggle in claims."""
+    """Return a text without the beginnings of claim tags, so that quoting it in a prompt cannot plant claims."""
     # The pattern includes everything before the name: otherwise the rest of a nested tag could form a tag again.
     return _MARK.sub(lambda mark: " " if mark["name"] else mark.group(), text)

@@ -56,9 +56,9 @@ class Drafter(ABC, Generic[_Prompt]):
         """Return the texts that an error message may quote but the log must not contain."""
 
     def write_drafts(self, prompts: Sequence[_Prompt]) -> Flow[list[Draft | NoAnswerError | None]]:
-        """Write a draft for each prompt; if the LLM fails, the draft is None, and the log says why.
+        """Return the LLM's draft for each prompt; None if the call failed, which the log explains.
 
-        For a reply without an answer, such as one with only thoughts, the result is a `NoAnswerError`.
+        If the reply has no answer, such as one with only thoughts, a `NoAnswerError` takes the draft's place.
         """
         drafts: list[Draft | NoAnswerError | None] = []
         answers = yield from self._ask_in_form(prompts, self.forms)
@@ -76,7 +76,7 @@ class Drafter(ABC, Generic[_Prompt]):
         return drafts
 
     def _ask_in_form(self, prompts: Sequence[_Prompt], forms: list[dict[str, Any]]) -> Flow[Sequence[Any]]:
-        """Send prompts with the first set of options; repeat those that the LLM rejects with the next set."""
+        """Send prompts with the first set of options, and rejected ones again with the next; return all answers."""
         options, *simpler = forms
         answers = yield from self.ask(prompts, options)
         works = any(not isinstance(answer, Exception) for answer in answers)
@@ -94,7 +94,7 @@ class Drafter(ABC, Generic[_Prompt]):
 
 
 def attach_draft(request: Request | Failed, draft: Draft | Exception | None) -> Request | Failed:
-    """Return a request with this draft; `Failed` if the request failed, or the draft is an exception."""
+    """Return a request with this draft; `Failed` if the request has failed already, or the draft is an exception."""
     if isinstance(request, Failed):
         return request
     if isinstance(draft, Exception):

@@ -1,7 +1,8 @@
 """Look first: search, and let the LLM read the passages only if they help more than its own knowledge.
 
-It compares P(helps), the probability that the LLM answers correctly with the passages, and P(known), the
-probability that it does so without them. If both are low, the outcome is "abstain".
+Look first compares P(helps), the probability that the LLM answers correctly with the passages, and P(known), the
+probability that it does so without them. If both are low, so that neither arm is likely to be right, the outcome is
+"abstain".
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NEVER_KNOWN = ("private", "fresh")
 
 
 class RoutingOptions:
-    """Options that an argument such as ``answer_first=`` accepts instead of True or False.
+    """Base class of the options that an argument such as ``answer_first=`` accepts instead of True or False.
 
     Attributes:
         argument: Name of the argument.
@@ -62,8 +63,8 @@ class LookFirst(RoutingOptions):
     """The options of look first; ``look_first=True`` means these defaults.
 
     Attributes:
-        min_gain: Passages are read if P(helps) exceeds P(known) by more than this, in [-1, 1]. Values above 0 save
-            tokens.
+        min_gain: Passages are read if P(helps), the probability of a correct answer with them, exceeds P(known) by
+            more than this, in [-1, 1]. Values above 0 save tokens.
         abstain_below: If both probabilities are below this, in [0, 1], neither arm is likely to be right.
         on_abstain: What to do in that case: ``"retrieve"``, or ``"direct"``, which costs less. Either way the
             decision's outcome is ``"abstain"``, so that an application can say that it does not know.

@@ -84,7 +84,7 @@ class PartialAnswer:
         response_id: Id of the response, if a local LLM keeps hidden states for it; otherwise empty.
         local_answer: The local LLM's answer with these states; this reference keeps it alive until it is judged.
         has_thoughts: Whether the LLM sends thoughts separately from its answer, or seems to hide them.
-        has_end: True once a finish reason arrives, False while one is expected, None if the provider sends none.
+        has_end: True once a finish reason arrives, False while one is expected, None if the LLM may send none.
     """
 
     pieces: list[str] = field(default_factory=list)
@@ -156,7 +156,7 @@ class BufferedAnswer(ABC):
     Attributes:
         chunks: The chunks that are held back.
         ended: Whether the stream has ended.
-        has_text: False once a chunk cannot be judged, such as a tool call or a parsed object.
+        has_text: False once the answer cannot be judged, for example because of a tool call or a parsed object.
         has_other_content: Whether a chunk had content of which `read` could not tell whether it is the answer.
         error: The exception that the arm raised, or a `ServerError` for a stream that broke off; None if neither.
     """
@@ -190,7 +190,7 @@ class BufferedAnswer(ABC):
         yield from ()
 
     def buffer(self, tokens: int) -> Flow[None]:
-        """Hold the answer back until it has ``tokens`` tokens, ends, fails, or cannot be judged."""
+        """Hold the answer back until it has ``tokens`` tokens, ends, fails, shows thoughts, or cannot be judged."""
         while not self.ended and self.has_text and self.error is None:
             # Every chunk with text has added a piece, so the difference is the number of silent chunks.
             if len(self.chunks) - len(self.partial.pieces) >= MAX_SILENT_CHUNKS:

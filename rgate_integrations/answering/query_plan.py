@@ -37,7 +37,7 @@ class JudgedClaim(Frozen):
         claim: The claim.
         kept: Whether its query is in the plan.
         reason: The reason, in a few sentences.
-        p_known: The gate's P(known) for claim and query; None if it did not judge them.
+        p_known: The gate's P(known) for claim and query; None if the gate did not judge them, or failed.
     """
 
     claim: Claim
@@ -85,8 +85,8 @@ def plan_queries(
         gate: Judges the claims, but not sub-questions or what the rewriter drops; None skips this.
         threshold: Claims with a P(known) below this are searched for; the gate's own threshold when None.
         rewriter: Turns drafts into claims; by default, each sentence is a claim.
-        always_include_question: Whether the question itself is always a query. If not, it is a query only if no
-            claim is, because a question that needs retrieval always has a query.
+        always_include_question: Whether the question itself is always a query. If not, it is one only if no claim
+            is searched for, because a question that needs retrieval always gets a query.
         max_queries: Maximum number of queries per question, at least 1.
 
     Returns:

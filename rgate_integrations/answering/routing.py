@@ -49,8 +49,8 @@ class RoutedInput:
         threshold: The caller's threshold; None for the gate's own.
         screening: The decision by the question alone, if the direct arm answers first.
         answer: The direct arm's answer; None if it has not started, or the decision is to retrieve.
-        draft: The partial answer to judge, or the exception if the arm wrote none; None until then, and if
-            only the question is judged.
+        draft: The partial answer to judge, or the exception if the arm wrote none; None before the arm has
+            written, and if only the question is judged.
         searched: Whether the retrieve arm has searched, so that only the rest of it remains to run.
         passages: What the search returned or raised; None without a search.
         outcome: The decision, or this input's exception; None until there is one.
@@ -99,7 +99,7 @@ class RoutedCall(ABC, Generic[_Input]):
         inputs: The inputs.
 
     Attributes:
-        search_task: The search, once it has started.
+        search_task: The search; None until it starts.
     """
 
     def __init__(self, strategy: Strategy, inputs: Sequence[_Input]) -> None:
@@ -123,7 +123,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the judge's decision or error for some inputs, by the partial answer, or else by the question."""
+        """Return the decision or error of `Strategy.judge` for some inputs, each with its partial answer, if any."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
@@ -146,7 +146,7 @@ class RoutedCall(ABC, Generic[_Input]):
     def route(self) -> Flow[Sequence[_Input]]:
         """Decide about every input. Answers and searches that are not needed are cancelled.
 
-        Failures retrieve, unless a gate raises them.
+        Failures retrieve, except those of a gate with ``on_error="raise"``.
 
         Returns:
             The inputs, each with its outcome, and with its answer or passages if its arm has begun.
@@ -212,7 +212,7 @@ class RoutedCall(ABC, Generic[_Input]):
             yield from self._judge_answers(answers, options.tokens)
 
     def _settle(self, item: _Input, screening: Decision, options: AnswerFirst) -> Flow[Decision | None]:
-        """Return the decision about an input if it needs no partial answer; None if the LLM should start."""
+        """Return the decision about an input if it needs no partial answer; None if the LLM should answer."""
         look = self.strategy.look_first
         settled: Decision | None
         if look is None or not item.searched:
@@ -286,7 +286,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 )
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
-        """Return a decision with the tokens, times and cost of the screening and the partial answer added."""
+        """Return a decision plus tokens, times and cost of screening and partial answer; ``judging`` is in ms."""
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
@@ -310,7 +310,7 @@ class RoutedCall(ABC, Generic[_Input]):
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit an input's decision. If it retrieves, wait for any search; the outcome is its error, if it failed."""
+        """Emit an input's decision. If that retrieves, wait for any search; a search's error becomes the outcome."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)
@@ -374,7 +374,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
         return (yield from gate.flow([self.request]))
 
     def judge(self, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the judge's decision about the question and its draft."""
+        """Return the decision of `Strategy.judge` about the only input's question and draft."""
         judge: Decider = self.strategy.judge
         return (yield from judge.flow([attach_draft(self.request, item.draft) for item in inputs]))
 

@@ -50,8 +50,9 @@ class Strategy:
         """Return the strategy for the options of a router or query engine.
 
         Args:
-            gate: Its gate.
-            adapt: Adjusts each gate of answer first to the answering LLM; in LangChain, also makes it a runnable.
+            gate: The gate of the router or query engine.
+            adapt: Function that adjusts a gate of answer first to the answering LLM; in LangChain, it also makes the
+                gate a runnable.
             answer_first: See `AnswerFirst`.
             look_first: See `LookFirst`.
             chooses_corpus: See the class.

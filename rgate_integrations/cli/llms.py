@@ -91,7 +91,10 @@ def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOpti
 
 
 def open_judge(judge: str | None, concurrency: int, thinking_tokens: int) -> LanguageModel | None:
-    """Return the model that judges answers: ``NAME``, ``PROVIDER:NAME`` or ``NAME@URL``; None without one."""
+    """Return the model that judges answers, from ``NAME``, ``PROVIDER:NAME`` or ``NAME@URL``; None without a judge.
+
+    Raises the errors of `open_llm`.
+    """
     if judge is None:
         return None
     name, at, address = judge.partition("@http")

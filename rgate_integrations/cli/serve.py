@@ -149,7 +149,7 @@ def _load_served(
 
 
 def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dict[str, Retriever] | None:
-    """Return the unnamed index, the named ones by name, the object MODULE:OBJECT, or None if there is none.
+    """Return what searches: the only index if unnamed, a dict of named ones, or the object; None without any.
 
     Raises:
         ConfigurationError: Several indexes share a name or lack one, both indexes and an object were given, or the

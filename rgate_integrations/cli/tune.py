@@ -138,7 +138,7 @@ def _say_result(result: TuneResult) -> None:
 def _confirm(
     bar: Bar, llm: str, judge: str | None, yes: bool, num_questions: int, calls: Mapping[str, int]
 ) -> None:
-    """Print the number of calls; if there are any, ask for confirmation unless ``yes`` is true."""
+    """Print the number of calls; if there are any, ask whether to continue, unless ``yes`` is true; "no" aborts."""
     remaining = [f"{number} {kind}" for kind, number in calls.items() if number]
     with bar.hidden():
         say(
@@ -151,7 +151,7 @@ def _confirm(
 
 
 def _find_embedder() -> Embedder | None:
-    """Return the embedder if its model is downloaded, or else None."""
+    """Return the embedder if its model is downloaded; otherwise print how to download it, and return None."""
     from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
     from rgate_integrations.models.download import cached_path
 

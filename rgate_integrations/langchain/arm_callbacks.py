@@ -67,16 +67,16 @@ _IGNORED_BY = {
 class GenerationCancelled(asyncio.CancelledError):
     """Stops an LLM whose answer is no longer needed.
 
-    Not an `Exception`: LangChain would log and swallow it, and a fallback on the way would start another LLM. As a
+    Not an `Exception`: LangChain would log and swallow it, and a chain's fallback would start another LLM. As a
     cancellation, it ends a task without asyncio logging that its exception was never retrieved.
     """
 
 
 def inherited_config(config: RunnableConfig | None) -> AbstractContextManager[None]:
-    """In the ``with`` block, set the config that runnables inherit; otherwise it is the router's, with all handlers.
+    """Set the config that runnables in the ``with`` block inherit, instead of the router's with all its handlers.
 
     A binding, such as that of ``with_config`` or ``with_retry``, merges the callbacks that it inherits into those of
-    its call, so the listeners would be back.
+    its call, so the listeners would get events of the arm again.
     """
     return variable_set(var_child_runnable_config, config)
 
@@ -136,7 +136,7 @@ class BufferingHandler(BaseCallbackHandler):
             yield Call(handle_event, ahandle_event, self._listeners, event, ignored_by, *args, **kwargs)
 
     def keep(self, event: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep an event until it is flushed."""
+        """Keep an event for the listeners, if there are any, until `flush` passes it on or `shut_down` drops it."""
         if not self._listeners or (self._is_shut_down and not self._is_released):
             return
         if self._is_shut_down and event.endswith("_error"):
@@ -220,7 +220,7 @@ class CancellableTracer:
 
     Args:
         tracer: The tracer.
-        cancellation: What to record for such runs; empty until something is cut short.
+        cancellation: What to record for such runs, such as the reason; filled by the router when it cuts them short.
     """
 
     run_inline = True  # the trace must be complete before the caller continues
@@ -260,7 +260,7 @@ class CancellableTracer:
 def split_handlers(
     manager: Any, cancellation: dict[str, Any]
 ) -> tuple[list[CancellableTracer], list[BaseCallbackHandler]]:
-    """Return the tracers of a callback manager, wrapped, and its listeners; the module explains both."""
+    """Return the tracers of a callback manager, wrapped, and its listeners; see the module for what these are."""
     tracers = []
     listeners = []
     # Hooks stay out of both lists, because LangChain adds them to every run that lacks them.

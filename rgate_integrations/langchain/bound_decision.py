@@ -40,7 +40,7 @@ def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> flo
 # LangChain and LangGraph leave keys that begin with two underscores out of traces and checkpoints.
 DECISION_KEY = "__rgate_decided"
 AHEAD_KEY = "__rgate_ahead"
-"""Key of the decision to search that a router binds while it searches ahead; only components that search read it."""
+"""Key under which a router that searches ahead binds a decision to search; only gates before a search read it."""
 
 
 def bind_decision(
@@ -88,7 +88,7 @@ def read_bound(config: RunnableConfig) -> BoundDecision | None:
 
 
 def search_config(config: RunnableConfig) -> RunnableConfig:
-    """Return the config for a component's gate, with the router's decision to search if a router searches ahead."""
+    """Return the config for the gate before a search; if a router searches ahead, with its decision to search."""
     bound = config.get("configurable", {}).get(AHEAD_KEY)
     rebound = {**config.get("configurable", {}), DECISION_KEY: bound}
     return config if bound is None else {**config, "configurable": rebound}

@@ -56,7 +56,7 @@ def gated_rag(
             default is the prompt of ``rgate ask``.
         direct_prompt: Prompt for known questions, with ``question`` and optionally ``chat_history``. The
             default asks for one or two sentences.
-        gate: A `RetrievalGate`, or a ``gate`` argument for one.
+        gate: A `RetrievalGate`, or a ``gate`` argument for one; the default gate when None.
         answer_first: Judge the first tokens of the LLM's answer; see `RetrievalGate.route`.
         look_first: Read passages only if they help; see `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.

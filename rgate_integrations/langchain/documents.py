@@ -20,7 +20,7 @@ def as_passage(document: Document) -> FoundPassage:
 
 
 def rankings_in(value: Any) -> Iterator[list[Document]]:
-    """Yield the documents of each list, tuple and mapping that is nested in a value, or the document that it is."""
+    """Yield one list of documents for each list, tuple or mapping in a value; for a single document, a list of it."""
     if isinstance(value, Document):
         value = [value]
     if isinstance(value, Mapping):

@@ -60,7 +60,7 @@ class GateCall:
             return cls(run, result=error)
 
     def hidden_run(self, tag: str) -> RunnableConfig:
-        """Return a config for a run that is not part of the answer: tagged, and hidden from message streams."""
+        """Return a config with this tag for a run that is not part of the answer, and hidden from message streams."""
         config = self.run.child()
         return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}
 
@@ -122,7 +122,7 @@ class ChatDrafter(Drafter[GateCall]):
         super().__init__(tokens)
         if isinstance(llm, RunnableWithMessageHistory):
             raise ConfigurationError(
-                "An LLM with a message history would add the drafts to that history.",
+                "The LLM in llm= has a message history, to which it would add the drafts.",
                 hint="Pass the chat model itself as llm=, and add the history to the chain that answers.",
             )
         self.llm = llm
@@ -152,7 +152,7 @@ class ChatDrafter(Drafter[GateCall]):
             call.draft = draft
 
     def ask(self, prompts: Sequence[GateCall], options: dict[str, Any]) -> Flow[list[Any]]:
-        """Ask the LLM for an answer to each question."""
+        """Return the LLM's answer to each question, or the exception that it raised."""
         conversations = [[SystemMessage(ANSWER.system), *call.turn.conversation] for call in prompts]
         configs = [call.hidden_run(DRAFT_TAG) for call in prompts]
         answers: list[Any] = yield BatchCall(self.llm.bind(**options), conversations, configs)

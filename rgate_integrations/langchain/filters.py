@@ -87,7 +87,7 @@ def _compile(condition: Any, *, has_key: bool, depth: int) -> _Condition:
 def _compile_part(name: Any, operand: Any, has_key: bool, depth: int) -> _Condition:
     """Compile an operator, or the conditions of a key."""
     if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
-        raise ConfigurationError(f"{name} takes a list, not {operand!r}.")
+        raise ConfigurationError(f"The filter operator {name} takes a list, not {operand!r}.")
     if name in ("$and", "$or"):
         parts = [_compile(part, has_key=has_key, depth=depth) for part in operand]
         combine = all if name == "$and" else any
@@ -99,7 +99,7 @@ def _compile_part(name: Any, operand: Any, has_key: bool, depth: int) -> _Condit
         if not has_key:
             raise ConfigurationError(
                 f"The condition {name} {operand!r} needs a key of the metadata.",
-                hint='Put it under a key, as in {"year": 1990}.',
+                hint=f'Put it under a key, as in {{"year": {{"{name}": …}}}}.',
             )
         return lambda value: _compare(_COMPARISONS[name], value, operand)
     if str(name).startswith("$"):

@@ -167,7 +167,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return self._unadjusted
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
-        """Return a copy for the LLM of an arm; itself if nothing changes, as when ``llm_name`` was given."""
+        """Return a copy adjusted to the LLM of an arm; itself if that changes nothing, as with ``llm_name=``."""
         key = self.gate, get_llm_name(direct)
         # Kept, because calls whose config has this gate share its batches only if they share the copy.
         if key not in self._adjusted:
@@ -196,7 +196,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         An input without a question or with an invalid threshold gets an error as its result. So does one whose
         decision fails, if the gate has ``on_error="raise"``.
 
-        A router passes ``drafts``, one per input: a draft to judge, None, or the error if writing it failed.
+        A router passes the option ``drafts``: for each input a draft to judge, None, or why there is no draft.
 
         Raises:
             ConfigurationError: ``corpus=True``, but the gate was not used through `route` or `guard`.
@@ -231,7 +231,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Return the call for an input; with ``reuse``, its result is a bound decision that the gate would repeat."""
+        """Return the call for an input; with ``reuse``, use a decision in its config that the gate would repeat."""
         call = GateCall.read(single, self.input_key)
         try:
             call.threshold = read_threshold(self, single.config)
@@ -244,7 +244,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return call
 
     def _reuse(self, call: GateCall) -> None:
-        """Take the decision that is bound to a call, if the gate would only repeat it."""
+        """Make the decision in a call's config the call's result, if this gate would only repeat that decision."""
         bound, question = read_bound(call.run.config), call.turn.question
         if bound is None or not bound.repeats(self.unadjusted, call.threshold):
             return
@@ -390,7 +390,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
 
     Attributes:
         retriever: A retriever, or any runnable from a query to a list of documents.
-        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`.
+        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
+            default gate when None.
         k: Maximum number of documents, at least 1; None for no limit. ``invoke(..., k=)`` overrides it, and
             reaches the guarded retriever, too.
         known_message: See `RetrievalGate.guard`; the other options are those of `QueryPlanner`.

@@ -59,7 +59,7 @@ def gate_node(
     ``{"retrieval_gate": {...}}`` in the graph's custom stream.
 
     Args:
-        gate: A `RetrievalGate`, or a ``gate`` argument for one.
+        gate: A `RetrievalGate`, or a ``gate`` argument for one; the default gate when None.
         decision_key: The key of the decision in the state.
 
     Raises:

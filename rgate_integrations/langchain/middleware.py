@@ -52,8 +52,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     message, nothing is hidden. An agent may have several of these, for different tools.
 
     Args:
-        gate: A `RetrievalGate`, or a ``gate`` argument for one. In later turns of a conversation, tools are hidden
-            only if the gate reads the earlier turns or has ``condense``.
+        gate: A `RetrievalGate`, or a ``gate`` argument for one; the default gate when None. In later turns of a
+            conversation, tools are hidden only if the gate reads the earlier turns or has ``condense``.
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
             pass the tool itself if another middleware may have removed it by then.

@@ -63,7 +63,7 @@ class ProviderModel(LanguageModel):
             raise ConfigurationError(
                 f"Cannot set thinking to {options.think!r} for provider {provider!r}: "
                 "this package does not know which argument does that.",
-                hint="Leave out --think, and pass the chat model's own argument with --extra-body JSON.",
+                hint="Leave out think= (--think), and pass the chat model's own argument in extra= (--extra-body).",
             )
         self.name = name
         self.options = options
@@ -78,7 +78,7 @@ class ProviderModel(LanguageModel):
         except Exception as error:  # each provider raises its own exceptions
             raise ConfigurationError(
                 f"Cannot create the chat model {provider}:{name}: {str(error)[:_MAX_MESSAGE]}",
-                hint="Check the provider, its API key, and the fields of --extra-body.",
+                hint="Check the provider, its API key, and the fields of extra= (--extra-body).",
             ) from error
         self._length_field = length_field(self._chat)
         # Fields that the user has set are kept, and a field that the class lacks would be an error.
@@ -119,7 +119,7 @@ class ProviderModel(LanguageModel):
         """Raise an `EvidenceError`: chat models cannot score text."""
         raise EvidenceError(
             f"{self.name}: LangChain's chat models cannot score text.",
-            hint="Pass the URL of a model server instead.",
+            hint="Use a model that can, such as RemoteModel(URL, MODEL) for a model server.",
         )
 
     def truncate(self, text: str, tokens: int) -> str | None:

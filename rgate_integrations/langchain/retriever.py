@@ -55,15 +55,15 @@ class IndexRetriever(BaseRetriever):
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
-    """A runnable from a question to search queries: itself and the claims of its draft; none for a known question.
+    """A runnable from a question to search queries: the question and its draft's claims; none if it is known.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch calls the gate once for the
     questions and, if the claims are filtered, once for all claims. If a surrounding router has the same gate
     and searches before it decides, every question is a query, without a decision.
 
     Args:
-        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`.
-            Claims need a gate that drafts, such as ``RetrievalGate(llm=...)``.
+        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
+            default gate when None. Claims need a gate that drafts, such as ``RetrievalGate(llm=...)``.
         rewriter: Turns drafts into claims; when None, each sentence is a claim.
         always_include_question: Whether the question is always a query; if not, it is one only if there is no
             claim to search for.

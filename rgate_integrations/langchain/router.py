@@ -69,8 +69,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Args:
         gate: A `RetrievalGate`, which is adjusted to the LLM of ``direct``, or any runnable from a question to a
-            `Decision`. The same gate inside an arm reuses the decision. While the arm searches before there is one,
-            a retriever that this gate guards searches for every question.
+            `Decision`. The same gate inside an arm reuses the decision. If the arm searches before the decision, a
+            retriever that this gate guards searches for every question.
         retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
@@ -116,7 +116,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         )
         if self.strategy.answer_first is not None and self.strategy.made_for not in (None, gate):
             raise ConfigurationError(
-                "A call's config cannot replace the gate of a router with answer_first=, whose own gates judge.",
+                "A call's config cannot replace the gate of a router with answer_first=, because the gates that "
+                "judge its partial answers belong to the original gate.",
                 hint="Make one chain per gate with route(...), and choose a chain per call.",
             )
         # Of the class: a configurable gate would pass on the attribute of its default. With answer first, the gate
@@ -127,7 +128,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         self._prepare_arms()  # an unsuitable retrieve arm raises here
 
     def _prepare_arms(self) -> None:
-        """Prepare arms that are new, as in a copy; others are kept, as the direct arm knows what its LLM refuses."""
+        """Prepare each arm that is new, as in a copy; keep others: the direct arm remembers what its LLM refuses."""
         if self._prepared[0] is not self.direct:
             self._direct_arm = DirectArm(self.direct)
         if self._prepared[1] is not self.retrieve:
@@ -303,7 +304,7 @@ class RouterCall(RoutedCall[RouterInput]):
         search: The searching part of its retrieve arm, and the rest; None without a search ahead.
 
     Attributes:
-        given: All inputs; those with an invalid threshold already have it as their result, and are not routed.
+        given: All inputs; those with an invalid threshold already have the error as their result, and are not routed.
     """
 
     def __init__(
@@ -358,7 +359,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return list(map(check_decision, results))
 
     def judge(self, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the judge's decision or error for each partial answer, asking once for all."""
+        """Return the decision or error of `Strategy.judge` for each partial answer, asking once for all."""
         judge = self.strategy.judge
         values = []
         for item in inputs:
@@ -401,7 +402,7 @@ class RouterCall(RoutedCall[RouterInput]):
         super().drop_search()
 
     def read_passages(self, item: RouterInput) -> Sequence[FoundPassage]:
-        """Return the documents in the result of the search, or else what its retrievers found, or what was given."""
+        """Return the documents in the search's result, else those that its retrievers found, else the input's."""
         given = set(map(id, instances_in(item.run.input, Document)))
         results = list(rankings_in(item.passages))
         rankings = [[document for document in each if id(document) not in given] for each in results]

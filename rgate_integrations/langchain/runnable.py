@@ -67,11 +67,11 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         """Return one result per run, in order: its output, or the exception if only that input failed."""
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        """Run on one input."""
+        """Return the output for one input, or raise its exception."""
         return self.batch([input], config, **kwargs)[0]
 
     async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
-        """Run on one input without blocking the event loop."""
+        """Do what `invoke` does, without blocking the event loop."""
         return (await self.abatch([input], config, **kwargs))[0]
 
     def batch(
@@ -82,7 +82,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Output]:
-        """Run on a batch in a single flow."""
+        """Return the outputs for a batch, from a single flow; ``return_exceptions`` puts errors among the outputs."""
         return self._batch_with_config(
             self._many,
             inputs,
@@ -100,7 +100,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Output]:
-        """Run on a batch in a single flow, without blocking the event loop."""
+        """Do what `batch` does, without blocking the event loop."""
         return await self._abatch_with_config(
             self._amany,
             inputs,

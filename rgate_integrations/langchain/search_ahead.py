@@ -39,7 +39,7 @@ class RetrieverRuns(BaseCallbackHandler):
 
     @property
     def documents(self) -> list[Any]:
-        """What each retriever found, in the order in which they started; nested retrievers are left out."""
+        """What each retriever found, in the order of their starts, None until it ends; without nested retrievers."""
         # A retriever that calls another one, such as a reranker, returns the documents that count.
         outermost = [run_id for run_id, parent in self._parents.items() if parent not in self._parents]
         return list(map(self._documents.get, outermost))
@@ -129,7 +129,7 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
         raise ConfigurationError(
             "look_first and AnswerFirst.prefetch need a retrieve arm of several steps, or a retriever, but "
             f"{type(arm).__name__} is neither.",
-            hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
+            hint="Pass the chain itself, with its retriever in one of the first steps, or use gate.guard(retriever).",
         )
     steps = arm.steps
     for end, step in enumerate(steps[:-1], start=1):

@@ -66,7 +66,7 @@ class EngineAnswer(BufferedAnswer):
         return True
 
     def response(self, *, streaming: bool) -> Flow[RESPONSE_TYPE]:
-        """Release the answer, and return it as a response; without ``streaming``, read a stream to its end.
+        """Release the answer, and return it as a response; without ``streaming``, first read a stream to its end.
 
         Raises:
             Exception: The engine failed. A response that streams raises later failures while it is read.

@@ -132,7 +132,7 @@ class ClaimQueryEngine(TransformQueryEngine):
 
 
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
-    """Return the queries for a question and the claims of its draft; write one only if the request has none."""
+    """Return the queries for a question and its draft's claims; the gate drafts only if no draft came with it."""
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:
         decision = inherited.decision

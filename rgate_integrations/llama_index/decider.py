@@ -88,7 +88,7 @@ class QueryDecision(BoundDecision):
     """A decision that travels with a query.
 
     Attributes:
-        owner: The decider that decided. If it is asked again, that is a new request, and it decides again.
+        owner: The decider that decided. It never reuses its own decision: if asked again, that is a new request.
         bundle: The only bundle to which the decision applies; None for every bundle with this question.
     """
 
@@ -124,7 +124,7 @@ class QueryDecider:
 
     Attributes:
         gate: The gate, adjusted to the LLM.
-        origin: The same gate without the adjustment.
+        unadjusted: The same gate without the adjustment.
         threshold: The caller's threshold; None for the gate's own.
     """
 

@@ -75,7 +75,9 @@ def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
     try:
         messages = template.format_messages(llm=llm, **marks)
     except Exception as error:  # the template may call the user's functions, which may need passages
-        _log.warning("The engine's prompt is not used for known questions: %s", type(error).__name__)
+        _log.warning(
+            "Known questions are answered without the engine's prompt, which raised %s.", type(error).__name__
+        )
         return []
     system = []
     for message in messages:

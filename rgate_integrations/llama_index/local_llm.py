@@ -90,7 +90,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Answer a conversation piece by piece."""
+        """Yield the answer to a conversation so far, each time with its latest piece as ``delta``."""
         return self._responses(messages, kwargs)
 
     @llm_chat_callback()
@@ -101,7 +101,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        """Answer a conversation piece by piece."""
+        """Yield the answer to a conversation so far, each time with its latest piece as ``delta``."""
         return in_threads(self._responses(messages, kwargs))
 
     @llm_completion_callback()
@@ -111,7 +111,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """Answer a prompt piece by piece."""
+        """Yield the answer to a prompt so far, each time with its latest piece as ``delta``."""
         return stream_chat_response_to_completion_response(self._responses(prompt, kwargs))
 
     @llm_completion_callback()
@@ -124,7 +124,7 @@ class LocalLLM(LLM, GenerationOptions):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        """Answer a prompt piece by piece."""
+        """Yield the answer to a prompt so far, each time with its latest piece as ``delta``."""
         return astream_chat_response_to_completion_response(in_threads(self._responses(prompt, kwargs)))
 
     def _proxy(self) -> TransformersProxy:

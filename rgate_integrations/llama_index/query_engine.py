@@ -279,7 +279,7 @@ class EngineCall(QuestionCall):
         self.engine.decider.emit(decision, self.bundle)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Gather:
-        """Return the step in which the engine retrieves."""
+        """Return the step in which the engine retrieves; its result is one list of nodes per input."""
         return Gather([Call(run, arun, self._retrieve(item)) for item in inputs])
 
     def _retrieve(self, item: RoutedInput) -> Flow[Any]:

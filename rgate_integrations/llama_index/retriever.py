@@ -256,7 +256,7 @@ def _note(decision: Decision, text: str) -> list[NodeWithScore]:
 class _NoteListener(NullSpanHandler):
     """Removes the note from the sources of a response, and puts its decision into the response's metadata.
 
-    LlamaIndex passes it the result of each synthesizer, and then of each engine, whose sources are another list.
+    LlamaIndex passes it the result of each synthesizer, and then that of each engine, with its own list of sources.
     """
 
     @classmethod

@@ -121,7 +121,7 @@ class DecisionRoutes:
             return problem(
                 422,
                 "InvalidRequest",
-                "body: It must be JSON in UTF-8, without deep nesting or numbers of thousands of digits.",
+                "body: It must be JSON in UTF-8, without deep nesting or numbers with thousands of digits.",
                 "See /openapi.json for the format.",
             )
         if isinstance(error, HTTPException):  # no such route, or the wrong method

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rgate_integrations.engine.own_gate import GateLike
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
-"""The new columns. ``error`` is empty unless a question could not be judged: then ``retrieve`` is true."""
+"""The new columns. ``error`` says why a question could not be judged, and so retrieves; it is empty otherwise."""
 
 
 def gate_dataset(
@@ -28,7 +28,7 @@ def gate_dataset(
 
     Args:
         dataset: Rows with one question each.
-        gate: A gate, or an argument for `load_gate`; loaded once per worker.
+        gate: A gate, or an argument for `load_gate`, loaded once per worker; the default gate when None.
         question: Column of the question.
         concurrency: Number of workers, each with its own model.
         batch_size: Maximum number of rows per call of a worker.

@@ -1,4 +1,4 @@
-"""Adapts what can search, such as LangChain's and LlamaIndex's retrievers, to `Retriever`.
+"""Adapts objects that can search, such as LangChain's and LlamaIndex's retrievers, to `Retriever`.
 
 The objects are recognised by their methods, so neither framework has to be imported.
 """
@@ -78,7 +78,7 @@ class SearchFunction:
 
 
 def as_hit(result: Any, query: str) -> Hit:
-    """Convert a search result to a hit.
+    """Convert a search result, such as a document, a node or a text, to a hit.
 
     Raises:
         TypeError: The result has no text.
@@ -112,7 +112,7 @@ def _has(source: Any, method: str) -> bool:
 
 
 def _takes_k(function: Callable[..., Any]) -> bool:
-    """Return whether a function takes ``k``: after the query, it has a positional parameter, required or named so."""
+    """Return whether a function takes ``k``: a second positional parameter that is required or has that name."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (ValueError, TypeError):  # some functions in C have no signature

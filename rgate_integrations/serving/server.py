@@ -264,6 +264,7 @@ class Guard:
                             413,
                             "TooLarge",
                             f"The body is larger than {_MAX_BODY:,} bytes.",
+                            "Send a smaller body.",
                             headers={"connection": "close"},
                         )
         except TimeoutError:

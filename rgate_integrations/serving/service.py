@@ -31,7 +31,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MAX_LLMS = 64
 
 LLM_NAME_SOURCE = "the request"
-"""Source of the LLM's name if a request names a model."""
+"""Source of the LLM's name, as decisions report it, if the request names the LLM."""
 
 
 class QueueFullError(RGateError):
@@ -44,8 +44,8 @@ class Metrics:
     Attributes:
         errors: Failures by type of error: of decisions and requests, and in the gateway also of searches,
             condensing and logging.
-        requests: POST requests to the gateway, by outcome: ``retrieve``, ``direct``, ``shadow``,
-            ``undecided`` or ``off``.
+        requests: POST requests to the gateway, by outcome: ``retrieve``, ``direct``, ``shadow`` (only logged),
+            ``undecided`` (no question to judge) or ``off`` (switched off by the client).
         undecided: Requests about which the gateway cannot decide, by reason.
         waiting: Number of questions that wait for a decision.
     """
@@ -96,7 +96,7 @@ class LLMGates:
 
     Attributes:
         question: The gate for questions.
-        answer: The gate that judges drafts; None if the service's gate cannot read them and has no partner that can.
+        answer: The gate that judges drafts; None if the service's gate neither reads drafts nor has a gate that does.
     """
 
     question: Decider
@@ -155,7 +155,8 @@ class DecisionService:
             items: The questions.
             llm: Name of the LLM whose knowledge is judged; may be empty.
             name_source: Source of that name.
-            milliseconds: The client's timeout in milliseconds, at most the service's; None for the service's.
+            milliseconds: The client's timeout in milliseconds, which cannot exceed the service's; None for the
+                service's.
 
         Raises:
             QueueFullError: The queue has too few free places.

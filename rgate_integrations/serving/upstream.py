@@ -53,7 +53,7 @@ _DOT_SEGMENT = re.compile(r"(?:^|[/\\])[\s\0]*\.{1,2}[\s\0]*(?:;[^/\\]*)?(?:[/\\
 
 
 class Relay(StreamingResponse):
-    """A response of the upstream; the connection to the upstream is closed when the client disconnects."""
+    """A response of the upstream, with the gateway's own headers; it is closed when the client disconnects."""
 
     def __init__(
         self, response: httpx.Response, chunks: AsyncGenerator[bytes], own_headers: Mapping[str, str]
@@ -155,14 +155,14 @@ class Upstream:
         if not text:
             raise EvidenceError(
                 f"The upstream's answer has no text (status {response.status_code}).",
-                hint="Check its key, and how it answers a chat request; or omit --condense.",
+                hint="Check its API key, and that it answers chat requests; or omit condense= (--condense).",
             )
         return encodable(text)
 
     async def forward(
         self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Forward a request; return the response with the gateway's headers, or else an error response."""
+        """Forward a request; return the response with the gateway's headers, or an error response (400 or 502)."""
         try:
             response = await self.send(request, body)
         except httpx.InvalidURL:

@@ -105,7 +105,10 @@ class SystemOneQuestion(BaseModel):
 
 
 class SystemOneRequest(BaseModel):
-    """A state and questions about it. ``model`` names the LLM whose knowledge is judged; ``rgate`` names none."""
+    """What the user asked (the state), and typed questions about it.
+
+    ``model`` names the LLM whose knowledge is judged; ``rgate`` names none.
+    """
 
     state: str | dict[str, Any] | list[Any]
     questions: dict[Text, SystemOneQuestion] = Field(min_length=1, max_length=64)
@@ -130,7 +133,7 @@ class SystemOneRequest(BaseModel):
 
 
 class NoulAnswer(BaseModel):
-    """P(the LLM knows); 0 or 1 if an override decided."""
+    """The answer to a noul, which asks for a probability: P(the LLM knows), or 0 or 1 if an override decided."""
 
     type: Literal["noul"] = "noul"
     noul: float
@@ -183,7 +186,7 @@ class ProblemResponse(BaseModel):
 def problem(
     status: int, kind: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return an error response."""
+    """Return an error response; ``kind`` is the error's ``type`` in its body."""
     body = ProblemResponse(error=Problem(message=message, type=kind, hint=hint))
     return Response(body.model_dump_json(), status, headers, media_type="application/json")
 

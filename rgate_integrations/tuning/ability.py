@@ -146,7 +146,7 @@ def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right
         prior: The prior; its ``sd`` is above 0.
         easiness: The logit of P(right) for an LLM of ability 0, shape (n,).
         slope: Increase of the logit per unit of ability, above 0.
-        right: Whether each answer is right, shape (n,).
+        right: 1 for each right answer, 0 for each wrong one, shape (n,).
     """
     precision = prior.sd**-2
     (shift,) = ridge_logistic(

@@ -20,7 +20,7 @@ from rgate_integrations.runtime.replies import THINKING_OFF, get_field
 from rgate_integrations.tuning.questions import Question
 
 TEMPERATURE = 1.0
-"""Sampling temperature, as in KBM (section 2.2)."""
+"""Sampling temperature, as in the KBM paper (section 2.2)."""
 
 SAMPLE = "sample"
 """First word of the name of an arm that samples."""
@@ -187,7 +187,8 @@ def read_answer(answer: Any) -> Draft:
         with suppress(EvidenceError):
             return read_answer(get_field(answer, name))
     raise EvidenceError(
-        f"An answer of type {type(answer).__name__} has no text.", hint="Return a string or a message."
+        f"An answer of type {type(answer).__name__} has no text.",
+        hint="Let the object that answers, in direct= or retrieve=, return a string or a message.",
     )
 
 

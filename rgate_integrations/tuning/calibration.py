@@ -48,7 +48,7 @@ class ThresholdChoice:
         threshold: Retrieve iff p_known is below it.
         guarantee: A sentence that says what is guaranteed, or why nothing is.
         guaranteed: Whether the choice has a guarantee.
-        facts: The numbers behind the choice, as JSON values.
+        facts: The numbers behind the choice, such as ``n`` and ``retrieval_rate``, as JSON values.
     """
 
     threshold: float
@@ -82,7 +82,7 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the highest threshold that meets the budget with the given confidence; 0 if there is none.
+        """Return the highest threshold that stays within the budget, at the confidence; 0 if there is none.
 
         Args:
             p: P(known) of each question, shape (n,).
@@ -145,7 +145,7 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the lowest threshold that meets the bound with the given confidence; `ALWAYS` if there is none.
+        """Return the lowest threshold that keeps the loss low enough, at the confidence; `ALWAYS` if there is none.
 
         Args:
             p: P(known) of each question, shape (n,).
@@ -188,7 +188,10 @@ class MaxLoss:
 def _check_fractions(**values: float) -> None:
     for name, value in values.items():
         if not 0 < value < 1:
-            raise ConfigurationError(f"{name} must be in (0, 1), not {value}.")
+            raise ConfigurationError(
+                f"{name} must be above 0 and below 1, not {value}.",
+                hint="Set it in MaxLoss(loss, confidence) or Budget(rate, confidence); --max-loss sets the loss.",
+            )
 
 
 Policy: TypeAlias = Budget | MaxLoss
@@ -234,7 +237,7 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
 
 
 def describe_choice(policy: Policy, choice: ThresholdChoice, p: Float64Array) -> dict[str, Any]:
-    """Return the provenance of a threshold, as JSON values.
+    """Return how a threshold was chosen (policy, guarantee, facts, date, scores), as JSON values.
 
     ``scores`` are the quantiles of ``p``, the saved gate's P(known), with which
     `rgate_integrations.tuning.evaluation.measure_drift` compares later decisions.
@@ -328,7 +331,10 @@ def calibrate(
 def _check_savable(gate: DecisionEngine) -> None:
     """Raise a `ConfigurationError` if the calibrated gate could not be saved, or loaded again."""
     if gate.corpora:
-        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add the corpus later.")
+        raise ConfigurationError(
+            "A gate with a corpus cannot be calibrated.",
+            hint="Pass corpus= only when you load the calibrated gate.",
+        )
     if asks_server(gate.gate):
         raise ConfigurationError(
             "A gate that asks a server cannot be calibrated, because no saved gate may ask one.",

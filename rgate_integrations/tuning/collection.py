@@ -39,7 +39,7 @@ ArmName: TypeAlias = str
 ``"judge NAME of ARM"`` for a judge's verdicts."""
 
 STOP_AFTER = 10
-"""Consecutive failures of one kind of arm after which the run stops, because the LLM must be down."""
+"""Consecutive failures of one kind of arm (see `arm_kind`) after which the run stops: the LLM must be down."""
 
 # One cut-off answer may be chance; if there are only such answers, further calls would waste money.
 STOP_IF_CUT_OFF = 3
@@ -250,7 +250,8 @@ class Answers:
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
             raise NoAnswerError(
                 f"All {len(finished)} answers were cut off: the LLM thinks first, or its answers are too long.",
-                hint="Turn thinking off (--think off) or allow longer answers, and choose another output path.",
+                hint="Turn thinking off (--think off) or allow longer answers (--answer-tokens), and choose another "
+                "output path.",
             )
 
     def _plan_jobs(self, questions: Sequence[Question], arms: Sequence[ArmName]) -> list[_Job]:

@@ -1,4 +1,4 @@
-"""Evaluates a gate on paired data (P(known), savings and costs), and measures how logged traffic drifts."""
+"""Evaluates a gate on paired data (questions with labels for both arms), and measures the drift of logged traffic."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def judge(
     draft: DraftKind = "proxy",
     progress: Progress = no_progress,
 ) -> JudgedQuestions:
-    """Let a gate decide about paired questions.
+    """Return a gate's decisions about paired questions, with the labels for both arms.
 
     Args:
         gate: The gate.
-        examples: The questions, with labels for both arms.
+        examples: The questions and their labels.
         draft: ``"recorded"`` passes each question's recorded answer as its draft; other kinds pass none.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -108,7 +108,8 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     - ``ece``, ``brier``: expected calibration error and Brier score of P(known).
     - ``retrieval_rate``: the share of questions that retrieve.
     - ``containment_accuracy``: the share of right answers.
-    - ``never``, ``always``, ``random_same_rate``, ``oracle``: the same share with other ways to decide.
+    - ``never``, ``always``, ``random_same_rate``, ``oracle``: the same share if retrieval is never or always used,
+      is random at the same rate, or is used where only it gives the right answer.
     - ``helped``: the number of skipped questions for which only the answer without retrieval is right.
     - ``harmed``: the number of skipped questions for which only the answer with retrieval is right.
     - ``curve``: pairs of retrieval rate and share of right answers, at rates of 0, 5, ..., 100 %.
@@ -173,15 +174,16 @@ def evaluate(
 
     Args:
         gate: The gate.
-        examples: The questions.
+        examples: The questions, with labels for both arms.
         name: Name of the gate in the result.
         draft: See `judge`.
         progress: See `judge`.
 
     Returns:
         The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and the
-        decisions. ``covered`` has, for each corpus, the share of questions that this corpus covers best;
-        ``threshold`` is None if it differs between questions.
+        decisions. ``sets`` and ``pooled`` have metrics, see `measure`. ``covered`` has, for each corpus, the share of
+        questions that it covers best. ``gate_ms`` is the mean time of a decision, in milliseconds. ``threshold`` is
+        None if it differs between questions.
 
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`.
@@ -222,7 +224,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
 
     Args:
         rate: Retrieval rate, in [0, 1].
-        gate: Milliseconds of a decision, with all evidence.
+        gate: Milliseconds of a decision, including its drafts and other evidence.
         direct: Milliseconds of an answer without retrieval.
         rag: Milliseconds of a search and an answer with passages.
 
@@ -239,7 +241,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
 
 @dataclass(frozen=True)
 class Drift:
-    """The difference between logged scores and those at calibration.
+    """How the scores (P(known)) of logged decisions differ from those at calibration.
 
     Attributes:
         n: Number of logged scores.
@@ -272,7 +274,7 @@ class Drift:
 
 
 def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
-    """Compare logged P(known) with P(known) at calibration.
+    """Compare logged P(known) with P(known) at calibration, by the population stability index.
 
     The interval is from a basic bootstrap over both samples, which also removes the bias of the plain index:
     without it, two samples of 50 scores from the same traffic have an index of 0.3.
@@ -288,7 +290,7 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
     """
     if len(logged) < _MIN_LOGGED:
         raise DataFormatError(
-            f"{len(logged)} logged decisions are too few.",
+            f"{len(logged)} logged decisions are too few to tell whether the traffic has changed.",
             hint=f"Log at least {_MIN_LOGGED} decisions. Failed and overridden ones do not count.",
         )
     before, now = np.asarray(quantiles, dtype=float), np.asarray(logged, dtype=float)
@@ -349,7 +351,7 @@ def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 1
 def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> Float64Array:
     """Return the expected accuracy if the gate retrieves for the n questions of lowest P(known), n = 0 ... N.
 
-    Questions with equal P(known) are retrieved in random order, so a constant gate gives the random line.
+    Questions with equal P(known) are retrieved in random order, so a constant gate gives a straight line.
 
     Args:
         p: P(known), shape (N,).
@@ -380,7 +382,7 @@ def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArra
 
 
 def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, Any]:
-    """Return the AUC of held-out scores for a model card: per set, their mean, and pooled."""
+    """Return the AUC of held-out scores for a model card: per data set, its mean over the sets, and pooled."""
     names = np.asarray(sets)
     areas = {name: auc(scores[names == name], known[names == name]) for name in dict.fromkeys(sets)}
     # A set whose labels are all the same has no AUC.

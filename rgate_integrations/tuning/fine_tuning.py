@@ -72,10 +72,11 @@ def train_adapter(
             `fine_tune`.
         DataFormatError: All labels are the same, or a recorded draft or gold answer that the gate needs is
             missing.
+        RGateError: The model could not write a draft; see `rgate_integrations.tuning.training.drafts_for`.
     """
     if gate not in PROMPTS:
         raise ConfigurationError(
-            f"{gate!r} is not trained by fine-tuning.", hint=f"Choose one of {', '.join(PROMPTS)}."
+            f"The gate {gate!r} is not trained by fine-tuning.", hint=f"Choose one of {', '.join(PROMPTS)}."
         )
     if gate == "slimplm" and options.draft == "none":
         raise ConfigurationError(
@@ -170,7 +171,7 @@ def fine_tune(
             belong to another run.
     """
     if not pairs:
-        raise ConfigurationError("The data have no training pairs.", hint="Check that the data have claims.")
+        raise ConfigurationError("The data have no training pairs.", hint='Add lines with "claims".')
     check_replaceable(out := expand(out), (ADAPTER,))
     proxy = TransformersProxy(model)
     rows = []
@@ -204,7 +205,11 @@ def fine_tune(
 
 
 def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
-    """Return the last complete checkpoint of a run, or None without one.
+    """Return the folder of a run's last complete checkpoint, or None without one.
+
+    Args:
+        checkpoints: Folder of the checkpoints.
+        identity: Text that identifies the run: its data, options and weights.
 
     Raises:
         ConfigurationError: The checkpoints belong to a run with other data, options or weights.

@@ -55,7 +55,7 @@ class FittedGate:
     """A fitted gate, and its cross-fitted scores.
 
     Attributes:
-        artifact: The gate.
+        artifact: The gate, in the form in which it is saved.
         choice: Its threshold and guarantee.
         indices: Indices of the labelled questions used for the fit, shape (n,).
         p: P(known) of these questions, each from a fit that has not seen the question, shape (n,).
@@ -77,7 +77,7 @@ class FittedGate:
 
 
 def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Readings:
-    """Decide questions with the prior gate, and read their hidden states from the layers that suit probes.
+    """Return the prior gate's decisions about questions, and their hidden states in the layers that suit probes.
 
     Raises:
         EvidenceError: The gate's proxy has no hidden states.
@@ -180,7 +180,7 @@ def fit_gate(
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
-    """Return the gate, with the basis folded into weight and bias so that it multiplies the states only once."""
+    """Return the gate; its weight and bias include the basis, so the gate multiplies the states only once."""
     components = basis.projection.shape[1]
     (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + components, -1])
     weight = basis.projection @ states
@@ -320,10 +320,10 @@ class Correction:
 def fit_correction(table: Table, seed: int = 0) -> Correction:
     """Fit a correction, and choose its shrinkage on held-out labels.
 
-    The first candidate is used unless another is clearly better.
+    The first candidates of `HEAD_STRENGTHS` and `STRENGTHS` are used unless others are clearly better.
 
     Args:
-        table: The questions.
+        table: The data of the questions.
         seed: Seed of the folds.
     """
     head_strengths = HEAD_STRENGTHS if table.features.shape[1] else HEAD_STRENGTHS[:1]

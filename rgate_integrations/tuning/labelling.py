@@ -66,12 +66,12 @@ class Labels:
     """The labels of answers; questions without a label are left out.
 
     Attributes:
-        kind: How the labels were made.
+        kind: How the labels were made: ``"gold"``, ``"judge"`` or ``"agreement"``; see `LabelKind`.
         answered: The labelled questions.
         known: Whether the answer without retrieval is right, shape (n,).
         rag: Whether the answer with retrieval is right, shape (n,).
-        target: The target of the fit, in [0, 1], shape (n,): the share of right samples of a question (KBM, section
-            2.2), or `known` if no sample has a label.
+        target: The target of the fit, in [0, 1], shape (n,): the share of right samples of a question (KBM paper,
+            section 2.2), or `known` if no sample has a label.
         unlabelled: Number of answered questions without a label.
         judge: Name of the judge, if there is one.
     """
@@ -86,7 +86,7 @@ class Labels:
 
     @property
     def samples(self) -> int:
-        """The largest number of samples of a question."""
+        """The largest number of sampled answers to a question; 0 if none were sampled."""
         return max((len(answered.answers) - 2 for answered in self.answered), default=0)
 
     @property
@@ -122,7 +122,7 @@ def label(
 
     Args:
         answers: The answers; verdicts of a judge are kept with them, see `ask_judge`.
-        kind: How to label.
+        kind: How to label; see `LabelKind`.
         judge: The model that judges; ``"judge"`` needs it, and ``"auto"`` uses it if there is one.
         embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
         concurrency: Maximum concurrent calls of the judge.
@@ -142,7 +142,7 @@ def label(
     verdicts: Verdicts = {}
     if kind == "judge":
         if judge is None:
-            raise ConfigurationError('Labels of the kind "judge" need a judge.', hint="Pass judge=.")
+            raise ConfigurationError('Labels of kind "judge" need a judge.', hint="Pass judge= (--judge).")
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(
@@ -212,7 +212,7 @@ def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
 
 @dataclass(frozen=True)
 class JudgeArm(ModelArm):
-    """A judge as an arm, so that its verdicts are kept like answers (IK, section 3.1).
+    """A judge as an arm, so that its verdicts are kept like answers (IK paper, section 3.1).
 
     A local model says Yes if P(Yes), from the logits of Yes and No, is at least 0.5; a remote one writes its verdict.
 
@@ -223,7 +223,7 @@ class JudgeArm(ModelArm):
     judged: Mapping[str, str] = field(default_factory=dict)
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Return one draft per question, whose text is the verdict on its answer; empty without one."""
+        """Return one draft per question, whose text is the verdict on its answer; an empty text means no verdict."""
         values = []
         for question in questions:
             gold = "; ".join(question.gold)

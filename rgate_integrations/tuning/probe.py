@@ -58,7 +58,7 @@ def train_probe(
     Raises:
         DataFormatError: All labels are the same, a label has fewer questions than there are folds, or a
             recorded draft is missing.
-        EvidenceError: The proxy should write drafts, but cannot generate text.
+        EvidenceError: The proxy should write drafts, but cannot generate text, or writes only thoughts.
         ServerError: The proxy failed to write a draft.
         MissingDependencyError: scikit-learn is not installed.
     """

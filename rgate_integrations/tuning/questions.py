@@ -132,7 +132,7 @@ class Example:
 
     Attributes:
         question: The question, with the recorded answer, if any.
-        target: Label of the answer without retrieval, in [0, 1]; soft labels lie in between.
+        target: Label of the answer without retrieval: 1 if right, 0 if wrong; soft labels lie in between.
         rag_correct: Whether the answer with retrieval is right; None if unknown.
     """
 
@@ -197,7 +197,7 @@ def read_examples(
         paths: JSONL files, plain or gzipped.
         label: Key of the label, a boolean or decimal number in [0, 1]; or ``"match_ratio"`` for SlimPLM's
             label, which is computed from ``gold_answers`` and ``closed_book_text``.
-        targets: Labels by question, in [0, 1], which replace those in the files.
+        targets: Labels by text of the question, in [0, 1], which replace those in the files.
 
     Raises:
         DataFormatError: A file cannot be read or has no new question, a line lacks a key or has an invalid
@@ -299,7 +299,7 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
         raise DataFormatError(
             f"folds must be between 2 and the number of questions with the rarer label ({right} known, {wrong} "
             f"unknown), not {folds}.",
-            hint="Use more data, or another number of folds.",
+            hint="Use more data, or another number of folds (--folds).",
         )
     return known
 

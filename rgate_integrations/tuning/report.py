@@ -29,7 +29,10 @@ _MAX_RESULT_BYTES = 1 << 28
 
 
 class JudgedQuestion(BaseModel, frozen=True, allow_inf_nan=False):
-    """A question of an evaluation, with its decision and the labels of both answers."""
+    """A question of an evaluation, with its decision and the labels of both answers.
+
+    ``override`` is what an override decided: True to retrieve, False to skip; None without one.
+    """
 
     question: str
     dataset: str = ""
@@ -43,7 +46,7 @@ class JudgedQuestion(BaseModel, frozen=True, allow_inf_nan=False):
 
 
 class Result(BaseModel, frozen=True, allow_inf_nan=False):
-    """The part of an evaluation that the page shows."""
+    """The part of an evaluation that the page of `report_page` shows."""
 
     gate: str
     draft: str = ""
@@ -151,7 +154,7 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
 
 
 def _count_tokens(answer: Draft) -> float:
-    """Return the tokens of an answer and its thinking; estimated if the server does not list tokens."""
+    """Return the number of tokens of an answer and its thinking; estimated if the server does not list tokens."""
     return answer.thinking_tokens + (len(answer.tokens) or len(answer.text) / 4)  # 4 characters per token
 
 
@@ -160,7 +163,8 @@ def write_page(
 ) -> str:
     """Return the report on a tuned gate: a self-contained HTML page.
 
-    Each question's score is from a fit that has not seen the question, or from the prior.
+    Each question's P(known) is from a fit that has not seen the question or, for the shipped gate, from the prior:
+    the gate from which tuning started.
 
     Args:
         labels: The labelled answers.

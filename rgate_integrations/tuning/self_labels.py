@@ -25,7 +25,7 @@ SELF_LABEL = "own_answer_correct"
 """Name of the label that is true if the most likely answer contains a gold answer."""
 
 SAMPLES = 30
-"""Number of sampled answers per question, at temperature 1, as in KBM (section 2.2)."""
+"""Number of sampled answers per question, at temperature 1, as in the KBM paper (section 2.2)."""
 
 
 def needs_sampling(paths: Sequence[Path], label: str) -> bool:
@@ -52,7 +52,7 @@ def label_own_answers(
         paths: JSONL files, plain or gzipped, with ``question`` and, except for certainty, ``gold_answers``.
         proxy: The model whose knowledge is labelled.
         label: `SELF_LABEL`, or a `SampledLabel`.
-        prompt: Prompt for its most likely answer.
+        prompt: Prompt for the model's most likely answer, with `SELF_LABEL`.
         seed: Seed of the samples.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -85,7 +85,7 @@ def label_own_answers(
 
 
 def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
-    """Return the share of sampled answers that are right (KBM, section 2.2): the accuracy label, in [0, 1]."""
+    """Return the share of sampled answers that are right (KBM paper, section 2.2): the accuracy label, in [0, 1]."""
     return sum(is_correct(sample, gold) for sample in samples) / max(len(samples), 1)
 
 

@@ -79,7 +79,7 @@ class TrainingOptions:
         tokens: Number of draft tokens to read.
         folds: Folds of a probe's cross-validation, which also calibrates the probe; at least 2.
         seed: Seed of all random choices.
-        label: Name of the label.
+        label: Name of the label, such as ``"closed_book_correct"``, its key in the data.
         labelled_by: Source of the labels, for the model card; empty if they came with the data.
         llm: Name of the LLM whose answers were labelled.
         system: System message of the prompt for drafts and answers (probes only); None keeps the default.
@@ -198,7 +198,7 @@ PROMPTS = {
 
 
 def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
-    """Return the prompt with which a trained gate gives its verdict."""
+    """Return the prompt with which a trained gate gives its verdict; ``drafted`` says whether it reads drafts."""
     return IK_DRAFT if gate == "ik" and drafted else PROMPTS[gate]
 
 
@@ -246,7 +246,7 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """Read annotated claims (SlimPLM, section 3.3) as pairs for the claim rewriter.
 
     Each line needs ``question`` and ``claims``, a list of objects with ``claim`` and, optionally, ``query``
-    and ``needs_search``; ``closed_book_text``, the heuristic answer, may be missing. Lines without a claim,
+    and ``needs_search``; ``closed_book_text``, the draft of the answer, may be missing. Lines without a claim,
     or with claims that could not be parsed back, are left out.
 
     Raises:
@@ -264,7 +264,7 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
 
 
 def _print_claims(record: Record) -> str:
-    """Format claims as the rewriter should write them; empty if there are none or our parser loses one."""
+    """Return a record's claims as the rewriter should write them; empty if it has none or our parser loses one."""
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
         raise record.error("claims is missing or not a list")

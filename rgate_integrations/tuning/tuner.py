@@ -53,7 +53,8 @@ class TuneOptions:
         concurrency: Maximum concurrent calls, at least 1; your own objects are called from worker threads.
         tokens: Tokens of a partial answer that the answer-first gate reads, at least 1.
         num_samples: Number of additional answers per question without retrieval, sampled at temperature 1, at least
-            0. The gates are fitted to the share of right samples (KBM, section 2.2). Needs a model as ``direct``.
+            0. The gates are fitted to the share of right samples (KBM paper, section 2.2). Needs a model as
+            ``direct``.
         seed: Seed of the drawn questions and of the fit; the samples do not depend on it.
         init_from: The gate to start from (the prior), with the method ``"heads"``, as the default gate, or
             ``"probe"``: a shipped gate's name, a folder, or a Hub id.
@@ -157,7 +158,7 @@ def tune(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` exists or holds ``questions``, an arm cannot answer, or kept answers do not fit.
+        ConfigurationError: ``out`` exists or holds ``questions``, an arm cannot answer, or its settings have changed.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all have the same.
         ModelLoadError: The prior cannot be read, or has another method than ``"heads"`` or ``"probe"``.
         RGateError: The prior could not judge a question.
@@ -206,7 +207,9 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
             hint="Add questions to it with update=True (--update), or choose another folder.",
         )
     if existing.exists() and not (existing.is_dir() and read_gate(folder).method == "tuned"):
-        raise ConfigurationError(f"{str(folder)!r} is not a tuned gate.", hint="Choose another folder.")
+        raise ConfigurationError(
+            f"{str(folder)!r} is not a tuned gate, so it cannot be updated.", hint="Choose another folder."
+        )
 
 
 def _fit_and_write(
