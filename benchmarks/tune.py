@@ -24,7 +24,7 @@ from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.tuning import MaxLoss
 from rgate_integrations.tuning.evaluation import auc
-from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction, read_questions_with
+from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction, make_readings
 
 SIZES, DRAWS, MAX_RECORDS, LOSS = (100, 300, 1_000), 20, 3_000, 0.02
 FACLENS = "more/faclens_nq_eq.jsonl.gz"
@@ -68,7 +68,7 @@ def read_answers(file: Path, llm: str) -> pd.DataFrame:
 def read_recorded(data: Path, name: str, llm: str) -> Recording:
     """Return an LLM's recorded answers, with what the shipped gate reads in the questions."""
     records = read_answers(data / name, llm)
-    readings = read_questions_with(load_gate(on_error="raise"), records.question.tolist(), lambda *_: None)
+    readings = make_readings(load_gate(on_error="raise"), records.question.tolist(), lambda *_: None)
     rag = records.rag_correct.to_numpy(bool) if records.rag_correct.notna().all() else None
     return Recording(llm, readings.prior, readings.states, records.closed_book_correct.to_numpy(bool), rag)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgate_integrations import Decision, Draft, plan_queries
-from rgate_integrations.answering.claims import Claim, parse_claims, print_claims, without_tags
+from rgate_integrations.answering.claims import Claim, format_claims, parse_claims, without_tags
 from rgate_integrations.answering.rewriting import ModelRewriter, sentence_claims
 from tests.begun_answers import Broken, Reader
 from tests.scripted_proxy import ScriptedProxy
@@ -38,8 +38,8 @@ def test_any_text_parses_to_what_stands_in_it_and_without_tags_to_nothing(text):
     for claim in claims:
         assert claim.text in flat
         assert claim.query is None or claim.query in flat
-    once = print_claims(claims)
-    assert print_claims(parse_claims(once)) == once
+    once = format_claims(claims)
+    assert format_claims(parse_claims(once)) == once
     assert parse_claims(without_tags(text)) == []
 
 
@@ -63,7 +63,7 @@ def test_both_published_formats_and_a_malformed_block():
         Claim(text="d", query="e", needs_search=False),
         Claim(text="Who?", query="w", needs_search=True, kind="question"),
     ]
-    assert parse_claims(print_claims(claims[:2])) == claims[:2]
+    assert parse_claims(format_claims(claims[:2])) == claims[:2]
 
 
 ITS = Draft(text="It was late.")

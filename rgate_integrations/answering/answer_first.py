@@ -13,8 +13,8 @@ from enum import Enum
 from rgate_integrations.answering.look_first import (
     LookFirst,
     RoutingOptions,
+    are_useless,
     decide_with_passages,
-    help_no_llm,
     is_never_known,
 )
 from rgate_integrations.decision import Decision, to_float, valid_count
@@ -135,6 +135,6 @@ def settle(
         if decision.p_helps is not None and not isinstance(passages, Exception):
             search = Search.HELPS if decision.retrieve else Search.ADDS_LITTLE
             # In both cases the LLM's answer could not change the decision.
-            if is_never_known(decision) or help_no_llm(decision.question, passages, look):
+            if is_never_known(decision) or are_useless(decision.question, passages, look):
                 return decision
     return decision if IS_SETTLED[screening, search] else None

@@ -80,7 +80,7 @@ def _first(tagged: re.Pattern[str], block: str) -> str | None:
     return " ".join((match.group(1) or match.group(2)).split()) or None
 
 
-def print_claims(claims: Sequence[Claim]) -> str:
+def format_claims(claims: Sequence[Claim]) -> str:
     """Return claims in the format of SlimPLM's training data, sub-questions as claims, too; "" without claims."""
     blocks = []
     for claim in claims:

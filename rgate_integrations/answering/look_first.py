@@ -154,7 +154,7 @@ def is_never_known(decision: Decision) -> bool:
     return sum(decision.signals.get(name, 0.0) for name in _NEVER_KNOWN) >= 0.5
 
 
-def help_no_llm(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
+def are_useless(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
     """Return whether passages are so poor that no LLM would gain from reading them.
 
     Passages help an LLM more the less it knows. So this tests the lowest P(known) that matters, which is

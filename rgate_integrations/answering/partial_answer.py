@@ -156,7 +156,7 @@ class BufferedAnswer(ABC):
     Attributes:
         chunks: The chunks that are held back.
         ended: Whether the stream has ended.
-        has_text: False once the answer cannot be judged, for example because of a tool call or a parsed object.
+        can_be_judged: False once the answer cannot be judged, for example because of a tool call or a parsed object.
         has_other_content: Whether a chunk had content of which `read` could not tell whether it is the answer.
         error: The exception that the arm raised, or a `ServerError` for a stream that broke off; None if neither.
     """
@@ -170,7 +170,7 @@ class BufferedAnswer(ABC):
         self._uses_fallback = False
         self.chunks: deque[Any] = deque()
         self.ended = False
-        self.has_text = True
+        self.can_be_judged = True
         self.has_other_content = False
         self.error: Exception | None = None
 
@@ -191,11 +191,11 @@ class BufferedAnswer(ABC):
 
     def buffer(self, tokens: int) -> Flow[None]:
         """Hold the answer back until it has ``tokens`` tokens, ends, fails, shows thoughts, or cannot be judged."""
-        while not self.ended and self.has_text and self.error is None:
+        while not self.ended and self.can_be_judged and self.error is None:
             # Every chunk with text has added a piece, so the difference is the number of silent chunks.
             if len(self.chunks) - len(self.partial.pieces) >= MAX_SILENT_CHUNKS:
                 if self.has_other_content:
-                    self.has_text = False
+                    self.can_be_judged = False
                     return
                 self.partial.has_thoughts = True
             if self.partial.count >= tokens or self.partial.thinks:
@@ -218,11 +218,11 @@ class BufferedAnswer(ABC):
                 return
             if chunk is not END:
                 self.chunks.append(chunk)
-                self.has_text = self.read(chunk)
+                self.can_be_judged = self.read(chunk)
                 continue
             self.ended = True
             if self.has_other_content and not self.partial.text.strip():
-                self.has_text = False
+                self.can_be_judged = False
             if self.partial.has_end is False:
                 self.error = ServerError(
                     "The LLM's stream broke off: it ended without a finish reason.",
@@ -236,7 +236,7 @@ class BufferedAnswer(ABC):
             Exception: The arm raised it, or the stream broke off.
             EvidenceError: The arm has written nothing.
         """
-        if not self.has_text:
+        if not self.can_be_judged:
             return None
         if self.error is not None:
             raise self.error

@@ -243,7 +243,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         yield from call.route()
         for item in call.inputs:
             item.result = call.remaining_run(item)
-        return call.given
+        return call.all_inputs
 
 
 def _executor_size(size: int) -> int:
@@ -304,7 +304,8 @@ class RouterCall(RoutedCall[RouterInput]):
         search: The searching part of its retrieve arm, and the rest; None without a search ahead.
 
     Attributes:
-        given: All inputs; those with an invalid threshold already have the error as their result, and are not routed.
+        all_inputs: All inputs. Those with an invalid threshold already have the error as their result, and are not
+            routed.
     """
 
     def __init__(
@@ -315,13 +316,13 @@ class RouterCall(RoutedCall[RouterInput]):
         search: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None,
     ) -> None:
         # Copies, because the decision is bound to the arms' config and not to the caller's.
-        self.given = [RouterInput(run=replace(single), gate_input=single.input) for single in runs]
-        for item in self.given:
+        self.all_inputs = [RouterInput(run=replace(single), gate_input=single.input) for single in runs]
+        for item in self.all_inputs:
             try:
                 item.threshold = read_threshold(router.gate, item.run.config)
             except ConfigurationError as error:
                 item.result = error
-        super().__init__(router.strategy, [item for item in self.given if item.result is None])
+        super().__init__(router.strategy, [item for item in self.all_inputs if item.result is None])
         self.router = router
         self._direct = direct
         self._search = search

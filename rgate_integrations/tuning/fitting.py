@@ -76,7 +76,7 @@ class FittedGate:
         return self.p < self.choice.threshold
 
 
-def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Readings:
+def make_readings(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Readings:
     """Return the prior gate's decisions about questions, and their hidden states in the layers that suit probes.
 
     Raises:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rgate_integrations.answering.claims import Claim, parse_claims, print_claims
+from rgate_integrations.answering.claims import Claim, format_claims, parse_claims
 from rgate_integrations.answering.rewriting import REWRITE
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
@@ -281,6 +281,6 @@ def _print_claims(record: Record) -> str:
             claims.append(
                 Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
             )
-    printed = print_claims(claims)
+    printed = format_claims(claims)
     # A rewriter must not learn output that our own parser cannot read.
     return printed if len(parse_claims(printed)) == len(claims) else ""

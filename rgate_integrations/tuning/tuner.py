@@ -31,7 +31,7 @@ from rgate_integrations.tuning.fitting import (
     FittedGate,
     check_learnable,
     fit_gate,
-    read_questions_with,
+    make_readings,
 )
 from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, label
 from rgate_integrations.tuning.questions import Questions, read_questions
@@ -228,7 +228,7 @@ def _fit_and_write(
     direct = answers.arms["direct"]
     llm = direct.name + describe_thinking(direct, [answered.direct for answered in labels.answered])
     gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
-    readings = read_questions_with(gate, [answered.question.text for answered in labels.answered], progress)
+    readings = make_readings(gate, [answered.question.text for answered in labels.answered], progress)
     facts: dict[str, Any] = {"prior": options.init_from, "failed": failed}
     if labels.kind == "judge":
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
