@@ -165,5 +165,5 @@ def _get_outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | Non
         return future.result()
     return DecisionTimeoutError(
         f"No decision within {timeout:g} s.",
-        hint="Increase the timeout, send fewer questions at once, or run the gate on faster hardware.",
+        hint="Increase timeout= (--timeout), send fewer questions at once, or run the gate on faster hardware.",
     )

@@ -127,7 +127,7 @@ class LogprobHead:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ProbeArtifact(SavedGate):
-    """A trained linear probe.
+    """A trained linear probe: a weighted sum of hidden states that gives the logit of P(known).
 
     Attributes:
         weight: Weights of the hidden states, shape (layers, hidden size), float32.

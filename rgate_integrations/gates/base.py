@@ -61,7 +61,8 @@ class Score:
         corpora: Names of the corpora to search if it retrieves, best first.
         outcome: ``"direct"`` or ``"abstain"`` if a gate with corpora decided not to search; None otherwise.
         cost: What the evidence cost; set by the engine.
-        caveat: What the decision's reason adds at the gate's own threshold; may be empty.
+        caveat: A sentence for the end of the decision's reason, left out if the caller gives a threshold; may be
+            empty.
     """
 
     p_known: float

@@ -96,12 +96,12 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
 
 
 def has_gate(folder: str) -> bool:
-    """Return whether a folder has a gate or an adapter, and not only the name of one that ships or is on the Hub."""
+    """Return whether this is a local folder with a gate or adapter; False for a shipped gate's name or a Hub id."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (CONFIG, ADAPTER))
 
 
 def map_folders(config: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Return a gate's config in which the folders of saved gates, also of gates inside, are changed by a function."""
+    """Return a gate's config with ``change`` applied to each name of a saved gate or adapter, at any depth."""
     changed: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):

@@ -131,7 +131,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     except (OSError, ValueError) as error:
         raise ModelLoadError(
             f"The model of P(helps) in {str(name)!r} cannot be read: {error}",
-            hint=f"Check the folder, or leave out the name to use the shipped model, {DEFAULT!r}.",
+            hint=f"Check the folder, or use the shipped model, read_utility_model({DEFAULT!r}).",
         ) from error
 
 

@@ -143,7 +143,7 @@ def asks_server(gate: Gate) -> bool:
 
 
 def _find_beside(folder: Path, name: str) -> str:
-    """Return the folder of a gate inside a saved one: relative to the saved one's, if it is there."""
+    """Return the path of a gate that a saved gate names: in or beside its folder if it is there, else the name."""
     # The folder may be a link, beside which there is nothing.
     paths = (os.path.abspath(folder / name), os.path.realpath(folder.resolve() / name))
     return next(filter(has_gate, paths), name)

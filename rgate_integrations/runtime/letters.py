@@ -73,7 +73,7 @@ def _letters(text: str) -> str:
 
 
 def detect_encoding(text: str) -> str:
-    """Return the encoding of hidden text that models cannot read, such as ``base64``; empty if there is none.
+    """Return the encoding in which a text hides words from models, such as ``base64``; empty if it hides none.
 
     >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
     'base64'
