@@ -239,6 +239,7 @@ CLIENT = "the client"
 """The source of an LLM's name that a client sent to a server. Such a name counts as the user's, but is never
 read as a folder."""
 USER_SOURCES = ("", CLIENT)
+"""The sources of a name that the user gave; with any other source, the name was detected."""
 
 
 class NamedLLMGate(Gate):

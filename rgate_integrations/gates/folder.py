@@ -222,7 +222,7 @@ def read_prior(name: str | Path) -> SavedGate:
 
 
 def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
-    """Insert the arrays of a safetensors file into the content of ``gate.json``, by their dotted names."""
+    """Put the arrays of a safetensors file into the content of ``gate.json``, or raise ValueError if damaged."""
     # The first eight bytes are the length of the list of tensors. A gate has few, and parsing a million takes 20 s.
     if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
         raise ValueError("the weights file lists too many tensors")

@@ -274,7 +274,7 @@ class KindsSpec(EvidenceSpec[Float64Array]):
         return hash(self.states)
 
     def compute(self, context: Context) -> list[Piece[Float64Array]]:
-        """Apply the heads to the segments of each request."""
+        """Return the probabilities of the kinds for the segments of each request."""
         trained, pieces = self.gate.trained, []
         layers, size = trained.segments.states_shape
         for request in context.get(self.states):

@@ -118,7 +118,7 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
     gate: RemoteGate
 
     def compute(self, context: Context) -> Sequence[Piece[Decision]]:
-        """Ask the server about all questions at once."""
+        """Return the server's decision on each question, with one request for all."""
         gate = self.gate
         server = context.memory(
             ("decision server", gate.url, gate.token, gate.request_seconds),

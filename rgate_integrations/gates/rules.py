@@ -159,7 +159,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     states: RequestSpec
 
     def compute(self, context: Context) -> list[Piece[Score | None]]:
-        """Compare requests with the examples, which are read once per engine."""
+        """Return the result of `compare` for each request; the examples are read once per engine."""
         layer = self.states.segments.index(LAYER)
         requests = [directions_of(read.segments[:, layer]) for read in context.get(self.states)]
         encoder = require_states(context.use_proxy(ENCODER))
@@ -191,7 +191,7 @@ def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
 
 
 def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
-    """Validate one or several rules, and return them as a tuple."""
+    """Return one or several rules as a tuple; raises the `ConfigurationError` of `Rules.coerce`."""
     if isinstance(rules, str) or not isinstance(rules, Sequence):
         rules = [rules]
     for rule in rules:

@@ -223,7 +223,7 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""Example messages by kind. `OPEN`: general offers that end answers. `OTHER`: similar messages of no such kind."""
+"""Example messages by kind. `OPEN`: general offers that end answers. `OTHER`: similar, but of no other kind."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:

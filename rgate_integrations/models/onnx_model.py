@@ -110,7 +110,7 @@ class OnnxModel(ABC):
 
     @abstractmethod
     def _load(self, folder: Path) -> None:
-        """Open the files."""
+        """Open the model's files."""
 
     @abstractmethod
     def _compute_test_states(self, text: str) -> Float32Array:

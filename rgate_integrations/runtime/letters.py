@@ -90,7 +90,7 @@ def detect_encoding(text: str) -> str:
 
 
 def _decode(name: str, text: str) -> str:
-    """Decode a text; empty if that is impossible."""
+    """Decode a text from the encoding ``name``; empty if that is impossible."""
     if name == "HTML entities":
         return html.unescape(text)
     if name == "percent escapes":

@@ -185,7 +185,7 @@ class Context:
         return value
 
     def part(self, evidence: Sequence[Evidence]) -> Context:
-        """Return the context of some of the requests."""
+        """Return the context of some of the requests, given by their evidence."""
         return Context(evidence, self.sources)
 
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
