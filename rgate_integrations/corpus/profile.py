@@ -29,7 +29,7 @@ from rgate_integrations.runtime.segments import segments
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
 MAX_PASSAGES = 1_500
-"""Maximum number of passages to keep."""
+"""Maximum number of passages that a profile keeps."""
 NEIGHBOURS = 5
 """A question's nearness to a corpus is its mean cosine to this many nearest passages."""
 SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0

@@ -213,7 +213,7 @@ def resolve_gate(
 
 
 OWN = "own"
-"""Means the question gate that belongs to the adapter's gate; see `answer_first_gates`."""
+"""As ``question_gate=``: the question gate that belongs to the adapter's gate; see `answer_first_gates`."""
 
 
 def answer_first_gates(

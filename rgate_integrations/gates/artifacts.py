@@ -32,7 +32,7 @@ ANSWER_FIRST = "answer-first"
 """Subfolder of a tuned gate that holds the gate for partial answers."""
 
 MIN_LOGPROB = -20.0
-"""Below this log-probability, a token is practically impossible, and some servers write -9999."""
+"""Lower log-probabilities count as this: such tokens are practically impossible, and some servers write -9999."""
 
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 

@@ -25,7 +25,7 @@ from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import SHIPPED, find_folder, read_file
 
 DEFAULT = "look-first"
-"""Name of the shipped model."""
+"""Name of the shipped model of P(helps)."""
 
 FILE = "helps.json"
 """Name of the model's file in its folder."""
