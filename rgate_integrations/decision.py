@@ -95,8 +95,8 @@ class Cost(Frozen):
 class Draft(Frozen):
     """The beginning of an answer: its text and, if the source reports them, its tokens and log-probabilities.
 
-    Thoughts in the text, such as ``<think>…</think>``, are removed together with their tokens. If the tokens'
-    texts are unknown, ids and log-probabilities are removed, too.
+    Thoughts in the text, such as ``<think>…</think>``, are removed together with their tokens, or with all ids and
+    log-probabilities if the tokens' texts are unknown.
 
     Attributes:
         text: The text without thoughts; empty if the LLM was cut off before its answer.
@@ -108,7 +108,7 @@ class Draft(Frozen):
         source: Who wrote it: a small ``proxy`` model, the answering ``llm``, or ``recorded`` (passed by the caller).
         model: Name of the model that wrote it; may be empty.
         prompt_tokens: Length of its prompt in tokens; 0 if unknown.
-        response_id: Id under which a local LLM keeps the hidden states of this response; empty otherwise.
+        response_id: Id under which a local LLM keeps the hidden states of this response; empty if none are kept.
         thinking_tokens: How long the LLM thought first: tokens, or words if tokens are not counted; 0 if it did not.
 
     Raises:
@@ -225,15 +225,15 @@ class Failure(Frozen):
 
 
 class PartialAnswerInfo(Frozen):
-    """What a decision on the LLM's first words (answer first) held back, and how long it took, in milliseconds.
+    """What answer first held back of the LLM's answer until it decided, and how long it took, in milliseconds.
 
     Attributes:
-        tokens_held: Tokens held back until the decision; 0 if the question alone decided.
-        tokens_dropped: How many of them were discarded; 0 if the answer continued.
-        screening: Time to screen the question and, with look first, to search; 0 without screening.
-        judging: Time spent judging the first tokens.
-        first_token: Time from the call to the release of the first token held; None if none was held or
-            released.
+        tokens_held: Tokens of the answer held back until the decision; 0 if the question alone decided.
+        tokens_dropped: How many of these were discarded; 0 if the answer continued.
+        screening: Time to judge the question before the LLM starts and, with look first, to search; 0 if the
+            question was not judged alone.
+        judging: Time to judge the tokens held back.
+        first_token: Time from the call until the first of these tokens was passed on; None if none was.
     """
 
     tokens_held: int = Field(default=0, ge=0)
@@ -331,7 +331,7 @@ def _valid_question(question: object) -> str:
     if not question.strip():
         raise InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
     if "\0" in question:
-        raise InvalidQuestionError("The question contains NUL bytes.", hint="Check its encoding.")
+        raise InvalidQuestionError("The question contains NUL bytes.", hint="Remove these bytes.")
     return encodable(question.strip())
 
 

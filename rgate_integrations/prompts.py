@@ -76,7 +76,7 @@ ANSWER = PromptTemplate(
     system="Answer the question briefly, in one or two sentences.",
     user="{question}",
 )
-"""The default prompt for drafts and hidden states; base models get `ANSWER_FEW_SHOT` instead."""
+"""The default prompt for writing drafts and reading hidden states; base models get `ANSWER_FEW_SHOT` instead."""
 
 
 def answer_prompt(system: str | None) -> PromptTemplate:

@@ -29,7 +29,7 @@ from rgate_integrations.runtime.segments import segments
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
 MAX_PASSAGES = 1_500
-"""Maximum number of passages to keep."""
+"""Maximum number of passages that a profile keeps."""
 NEIGHBOURS = 5
 """A question's nearness to a corpus is its mean cosine to this many nearest passages."""
 SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
@@ -40,14 +40,15 @@ Fitted by ``benchmarks/corpora.py``."""
 
 _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
-"""For `CorpusProfile.margin`: maximum number of sentences, and the characters that one must and may have."""
+"""For `CorpusProfile.margin`: maximum number of sentences; minimum and maximum length of each in characters."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
-"""The usual margin, and its weight in the average with the measured one, which a few sentences estimate poorly."""
+"""The margin before any measurement, and the number of measured sentences that it counts as in the average."""
 # The margin is clipped: otherwise a corpus of unrelated passages would cover everything, and one of near
 # duplicates nothing.
 _MIN_MARGIN, _MAX_MARGIN = 0.12, 0.4
 _MIN_COMMON = 0.2
-"""Minimum length of a specific corpus's mean vector: an encyclopaedia has 0.05, four unlike corpora together 0.4."""
+"""Minimum length of the mean of a corpus's vectors for `is_specific`: an encyclopaedia has 0.05, four unlike
+corpora together have 0.4."""
 _MIN_OVERLAP = 0.7  # with a smaller overlap of passages, a corpus needs a new profile
 _ENCODER = f"{ENCODER} {FINGERPRINT}"
 _MAKE_AGAIN = "Make a new profile with rgate profile --corpus FILE.jsonl --out DIR."
@@ -70,8 +71,8 @@ class CorpusProfile:
         codes: Vectors of a sample of its passages, shape (passages, 256), int8, not normalised.
         terms: Its telling words, far more frequent in it than elsewhere, and its names, such as error codes.
         baseline: Median `nearness` of unrelated requests, which ship with the package.
-        margin: Median nearness of its own sentences to its other passages, minus the baseline, clipped to
-            [0.12, 0.4]; 0.22 if that cannot be measured, as for a description.
+        margin: Median nearness of its own sentences to its other passages, minus the baseline; averaged with 0.22,
+            which counts as 10 sentences, and clipped to [0.12, 0.4]. A description has no sentences, so 0.22.
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages read, of which `codes` is a sample.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
@@ -348,14 +349,14 @@ class _Saved(Frozen):
 
 
 def _mean_of_nearest(cosines: Float32Array, most: int = NEIGHBOURS) -> Float64Array:
-    """Return the mean of each row's largest cosines, shape (rows,)."""
+    """Return the mean of the ``most`` largest cosines of each row, shape (rows,); of all if a row has fewer."""
     count = min(most, cosines.shape[1])
     nearest: Float64Array = np.partition(cosines, -count, axis=1)[:, -count:].mean(axis=1, dtype=np.float64)
     return nearest
 
 
 def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float, encoder: Encoder) -> float:
-    """Return `CorpusProfile.margin`: measured on sentences, averaged with the usual margin, and clipped."""
+    """Return `CorpusProfile.margin`: measured on sentences, averaged with `_PRIOR_MARGIN`, and clipped."""
     sentences: dict[int, str] = {}
     for row, text in enumerate(texts if len(texts) > 1 else ()):
         fitting = [segment for segment in segments(text) if _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE]

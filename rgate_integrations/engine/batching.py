@@ -118,7 +118,7 @@ class Batcher(Generic[_Item, _Result]):
             results = list(zip(futures, self._run([item for item, _ in batch]), strict=True))
         except BaseException as error:
             # SystemExit and the like must not reach the callers, whose threads they would end.
-            failed = RuntimeError(f"The gate's thread ended: {error!r}")
+            failed = RuntimeError(f"The thread that runs the gate was ended by {error!r}")
             results = [(future, error if isinstance(error, Exception) else failed) for future in futures]
         if self._closed:
             return
@@ -165,5 +165,5 @@ def _get_outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | Non
         return future.result()
     return DecisionTimeoutError(
         f"No decision within {timeout:g} s.",
-        hint="Increase the timeout, send fewer questions at once, or run the gate on faster hardware.",
+        hint="Increase timeout= (--timeout), send fewer questions at once, or run the gate on faster hardware.",
     )

@@ -81,7 +81,7 @@ class Decider(ABC):
         """Return the decider that judges partial answers, which may be this one; None if it only reads questions."""
 
     def question_gate(self) -> Decider | None:
-        """Return the decider that screens the question alone before an answer starts; None if there is none."""
+        """Return the decider that judges the question before the LLM starts to answer; None if there is none."""
         return None
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Decider(ABC):
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy with these rules instead of its own ``always=`` or ``never=``; without any, itself.
+        """Return a copy in which these rules replace its own ``always=`` or ``never=``; without any, itself.
 
         Raises:
             ConfigurationError: The gate accepts no rules, or a rule is invalid.
@@ -287,7 +287,8 @@ class BoundDecision:
     """A decision that travels with a request, so that no component decides again.
 
     Attributes:
-        question: The question in the user's words; the decision's own may be condensed. None for any question.
+        question: The question in the user's words, which the decision's question may rephrase; None if the decision
+            applies to any question.
         decision: The decision.
         gate: The gate that decided, before its adjustment to an LLM.
         llm: The LLM that writes drafts for that gate, if any.
@@ -301,16 +302,16 @@ class BoundDecision:
     threshold: float | None = None
 
     def concerns(self, question: str, llm: Any) -> bool:
-        """Return whether the decision is about this question and, unless ``llm`` is None, a draft by that LLM."""
+        """Return whether the decision applies to this question and, unless ``llm`` is None, to drafts by that LLM."""
         if llm is not None and llm is not self.llm:
             return False
         own = self.question
         return own is None or question.strip() in (own.strip(), self.decision.question.strip())
 
     def about(self, question: str) -> Decision:
-        """Return the decision; if it was bound for any question, as one about this question, without another's draft.
+        """Return the decision about this question, which it must concern; see `concerns`.
 
-        The question must be one that the decision `concerns`.
+        If it applies to any question, the copy has this question, and no draft, since that answers another question.
         """
         if self.question is not None or question.strip() == self.decision.question.strip():
             return self.decision

@@ -129,7 +129,7 @@ class DecisionEngine(Decider):
         """Return a copy with another gate, other parameters of the gate, or other options.
 
         Args:
-            gate: Another gate.
+            gate: Another gate; None keeps this one.
             **changes: Options of the engine, such as ``timeout``, and parameters of the gate, such as ``threshold``.
                 ``timeout=None`` removes the limit.
 
@@ -226,7 +226,7 @@ class DecisionEngine(Decider):
         return outcomes
 
     def _to_decision(self, request: Request, score: Score) -> Decision:
-        """Return the decision: the score's override, or P(known) against the threshold of request, score or gate."""
+        """Turn a score into a decision: by its override, or else by the threshold of the request, score or gate."""
         threshold = self.threshold if score.threshold is None else score.threshold
         # The override decides but leaves P(known) unchanged, so that calibration and logs get the real number.
         retrieve, reason = score.p_known < threshold, score.reason

@@ -14,8 +14,8 @@ REFERS_BACK = "The question refers to earlier turns, which the gate did not see.
 UNREAD = "The question follows earlier turns, which the gate does not read: rewrite it to stand alone."
 
 MIN_P_KNOWN_IF_REFERS_BACK = 0.95
-"""A message that refers back retrieves below this P(known) if the gate was trained on conversations; with any other
-gate, always. A gate that was trained on them reaches this value for thanks, but not for follow-ups."""
+"""A message that refers back retrieves below this P(known) if the gate was trained on conversations, and always with
+any other gate. Gates trained on conversations reach this value for thanks, but not for follow-ups."""
 _MAX_CHARACTERS = 400  # a longer question usually names its subject
 _AFTERTHOUGHT = re.compile(
     r"^(?:and|but|or|what about|how about)\b"

@@ -213,18 +213,18 @@ def resolve_gate(
 
 
 OWN = "own"
-"""Means the question gate that belongs to the adapter's gate; see `answer_first_gates`."""
+"""As ``question_gate=``: the question gate that belongs to the adapter's gate; see `answer_first_gates`."""
 
 
 def answer_first_gates(
     gate: Decider, question_gate: Decider | GateLike | str | None = OWN
 ) -> tuple[Decider, Decider | None]:
-    """Return the gate that judges partial answers, and the one that screens the question first, if any.
+    """Return the gate that judges partial answers, and the one that judges the question first, or None for that.
 
     Args:
         gate: The adapter's gate. If it only reads questions, its own gate for partial answers is used.
-        question_gate: A gate, or an argument for `load_gate`; None to skip the screening; `OWN` for the gate's own
-            question gate, if it has one.
+        question_gate: Judges the question before the LLM starts to answer: a gate, or an argument for `load_gate`;
+            None to skip that; `OWN` for the gate's own question gate, if it has one.
 
     Raises:
         ConfigurationError: The gate cannot judge partial answers, and has no gate for them.

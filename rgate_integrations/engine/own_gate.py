@@ -94,7 +94,7 @@ class OwnGate(Decider):
         return decision.with_threshold(request.threshold)
 
     def answer_gate(self) -> Decider | None:
-        """Return this gate if the object declares that it reads drafts."""
+        """Return this gate if the object declares that it reads drafts, otherwise None."""
         return self if getattr(self.gate, "reads_drafts", False) else None
 
     def decides_like(self, other: Decider) -> bool:

@@ -84,7 +84,7 @@ class AnswerGate(Gate):
         self._heads = self.question.replace(margin=ALWAYS_READ)
 
     def question_gate(self) -> Gate:
-        """Return the heads."""
+        """Return the gate for the question alone, the heads."""
         return self.question
 
     @property

@@ -32,7 +32,7 @@ ANSWER_FIRST = "answer-first"
 """Subfolder of a tuned gate that holds the gate for partial answers."""
 
 MIN_LOGPROB = -20.0
-"""Below this log-probability, a token is practically impossible, and some servers write -9999."""
+"""Lower log-probabilities count as this: such tokens are practically impossible, and some servers write -9999."""
 
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -127,7 +127,7 @@ class LogprobHead:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ProbeArtifact(SavedGate):
-    """A trained linear probe.
+    """A trained linear probe: a weighted sum of hidden states that gives the logit of P(known).
 
     Attributes:
         weight: Weights of the hidden states, shape (layers, hidden size), float32.
@@ -153,7 +153,7 @@ class ProbeArtifact(SavedGate):
     system: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is one vector per layer."""
+        """Raise ValueError unless there is one vector per layer."""
         check_shape("weight", self.weight, len(self.layers))
 
 
@@ -179,7 +179,7 @@ class TunedArtifact(SavedGate):
     tokens: Count = 0
 
     def __post_init__(self) -> None:
-        """Check that there is one vector per layer, and that the head is a vector."""
+        """Raise ValueError unless there is one vector per layer, and the head is a vector."""
         check_shape("weight", self.weight, len(self.layers))
         if self.head.ndim != 1:
             raise ValueError(f"head must be a vector, but has the shape {self.head.shape}")
@@ -231,7 +231,7 @@ class KindHead:
     output: Weights = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check that the shapes match."""
+        """Raise ValueError unless the shapes match."""
         units = len(self.hidden_bias)
         check_shape("hidden", self.hidden, units)
         if self.output.shape != (len(self.kinds), units):
@@ -291,7 +291,7 @@ class FactHeads:
     news_bias: Finite = 0.0
 
     def __post_init__(self) -> None:
-        """Check that the shapes match."""
+        """Raise ValueError unless the shapes match."""
         check_shape("known_weight", self.known_weight, len(self.layers))
         if self.news_weight is not None:
             check_shape("news_weight", self.news_weight, len(self.layers))
@@ -355,7 +355,7 @@ class HeadsArtifact(SavedGate):
     english_bias: Finite
 
     def __post_init__(self) -> None:
-        """Check the shape of `english_weight`, and that `segments` and `in_context` have the same kinds."""
+        """Raise ValueError unless `english_weight` has its shape, and `segments` and `in_context` the same kinds."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
         if [kind.name for kind in self.in_context.kinds] != [kind.name for kind in self.segments.kinds]:
             raise ValueError("segments and in_context have different kinds")

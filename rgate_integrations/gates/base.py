@@ -61,7 +61,8 @@ class Score:
         corpora: Names of the corpora to search if it retrieves, best first.
         outcome: ``"direct"`` or ``"abstain"`` if a gate with corpora decided not to search; None otherwise.
         cost: What the evidence cost; set by the engine.
-        caveat: What the decision's reason adds at the gate's own threshold; may be empty.
+        caveat: A sentence for the end of the decision's reason, left out if the caller gives a threshold; may be
+            empty.
     """
 
     p_known: float
@@ -238,6 +239,7 @@ CLIENT = "the client"
 """The source of an LLM's name that a client sent to a server. Such a name counts as the user's, but is never
 read as a folder."""
 USER_SOURCES = ("", CLIENT)
+"""The sources of a name that the user gave; with any other source, the name was detected."""
 
 
 class NamedLLMGate(Gate):

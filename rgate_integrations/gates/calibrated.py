@@ -52,7 +52,7 @@ class CalibratedGate(Gate):
         return SavedGate(method=self.name, base_model=self.proxy, fingerprint=self.fingerprint)
 
     def score(self, evidence: Evidence) -> Score:
-        """Map the inner gate's score."""
+        """Return the inner gate's score with its P(known) mapped by `probability`."""
         score = evidence[ScoreSpec(self.inner)]
         p = self.probability(score.p_known)
         # The inner gate's threshold, and what it says of it, do not apply to the mapped probability.

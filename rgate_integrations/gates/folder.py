@@ -96,12 +96,12 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
 
 
 def has_gate(folder: str) -> bool:
-    """Return whether a folder has a gate or an adapter, and not only the name of one that ships or is on the Hub."""
+    """Return whether this is a local folder with a gate or adapter; False for a shipped gate's name or a Hub id."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (CONFIG, ADAPTER))
 
 
 def map_folders(config: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Return a gate's config in which the folders of saved gates, also of gates inside, are changed by a function."""
+    """Return a gate's config with ``change`` applied to each name of a saved gate or adapter, at any depth."""
     changed: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -222,7 +222,7 @@ def read_prior(name: str | Path) -> SavedGate:
 
 
 def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
-    """Insert the arrays of a safetensors file into the content of ``gate.json``, by their dotted names."""
+    """Put the arrays of a safetensors file into the content of ``gate.json``, or raise ValueError if damaged."""
     # The first eight bytes are the length of the list of tensors. A gate has few, and parsing a million takes 20 s.
     if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
         raise ValueError("the weights file lists too many tensors")

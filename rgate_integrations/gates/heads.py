@@ -57,8 +57,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     enough to skip. In other languages, the first look decides. Requests with more than eight questions, and
     short ones with a URL, always retrieve; a follow-up retrieves unless P(known) is high.
 
-    Decisions carry the probabilities of the deciding segment's kinds as ``signals``, and ``known`` if it
-    matters. Drafts are ignored.
+    The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and
+    ``known``, P(the LLM knows the fact), if that matters. Drafts are ignored.
 
     Attributes:
         artifact: Folder or Hub id of saved heads, or the name of shipped ones.
@@ -115,7 +115,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return super().replace(**parameters)
 
     def answer_gate(self) -> Gate:
-        """Return the gate that combines these heads with the probe of partial answers."""
+        """Return the gate that combines these heads with the shipped probe, which judges partial answers."""
         gate = make_gate("answer", question=self)
         # The two gates have different default thresholds, but a threshold that the caller chose applies to both.
         is_chosen = self.threshold != self.trained.threshold
@@ -141,7 +141,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return RequestSpec(self.trained.facts.layers, model=self.trained.facts.base_model)
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Ask for the reader's states if an English request is decided by whether the LLM knows a fact."""
+        """Return the spec of the reader's states if an English request turns on whether the LLM knows a fact."""
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
         if not trained.is_english(states.whole):
@@ -221,7 +221,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         )
 
     def depends_on_knowledge(self, score: Score) -> float:
-        """Return the share of P(the LLM can answer) that needs knowledge, in [0, 1]; 1 if that P is 0.
+        """Return the share of P(the LLM can answer) that needs knowledge, in [0, 1]; 1 if this P is 0.
 
         Args:
             score: This gate's score of the request.
@@ -274,7 +274,7 @@ class KindsSpec(EvidenceSpec[Float64Array]):
         return hash(self.states)
 
     def compute(self, context: Context) -> list[Piece[Float64Array]]:
-        """Apply the heads to the segments of each request."""
+        """Return the probabilities of the kinds for the segments of each request."""
         trained, pieces = self.gate.trained, []
         layers, size = trained.segments.states_shape
         for request in context.get(self.states):

@@ -25,7 +25,7 @@ from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import SHIPPED, find_folder, read_file
 
 DEFAULT = "look-first"
-"""Name of the shipped model."""
+"""Name of the shipped model of P(helps)."""
 
 FILE = "helps.json"
 """Name of the model's file in its folder."""
@@ -131,7 +131,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     except (OSError, ValueError) as error:
         raise ModelLoadError(
             f"The model of P(helps) in {str(name)!r} cannot be read: {error}",
-            hint=f"Check the folder, or leave out the name to use the shipped model, {DEFAULT!r}.",
+            hint=f"Check the folder, or use the shipped model, read_utility_model({DEFAULT!r}).",
         ) from error
 
 

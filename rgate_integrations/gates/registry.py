@@ -143,14 +143,14 @@ def asks_server(gate: Gate) -> bool:
 
 
 def _find_beside(folder: Path, name: str) -> str:
-    """Return the folder of a gate inside a saved one: relative to the saved one's, if it is there."""
+    """Return the path of a gate that a saved gate names: in or beside its folder if it is there, else the name."""
     # The folder may be a link, beside which there is nothing.
     paths = (os.path.abspath(folder / name), os.path.realpath(folder.resolve() / name))
     return next(filter(has_gate, paths), name)
 
 
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
-    """Load a saved gate that has its own weights, is calibrated, or has an adapter."""
+    """Load a saved gate that has its own weights, is calibrated, or has an adapter; raises as `make_gate` does."""
     folder = saved_folder(name)
     saved = read_gate(folder)
     if folder == find_folder(name):

@@ -72,7 +72,7 @@ class RemoteGate(NamedLLMGate):
         return (ServedDecisionSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
-        """Return the server's score.
+        """Return the server's decision as a score.
 
         Raises:
             EvidenceError: The server's gate failed.
@@ -118,7 +118,7 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
     gate: RemoteGate
 
     def compute(self, context: Context) -> Sequence[Piece[Decision]]:
-        """Ask the server about all questions at once."""
+        """Return the server's decision on each question, with one request for all."""
         gate = self.gate
         server = context.memory(
             ("decision server", gate.url, gate.token, gate.request_seconds),
@@ -146,7 +146,7 @@ class DecisionClient:
     Raises:
         ConfigurationError: The URL or the token is invalid, or both a token and a login in the URL were
             given.
-        MissingDependencyError: httpx is not installed.
+        MissingDependencyError: The extra ``openai`` is not installed.
     """
 
     def __init__(self, url: str, token: SecretStr | None, seconds: float) -> None:

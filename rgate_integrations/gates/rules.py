@@ -110,9 +110,9 @@ class Rules:
         return (("always",), ("never",)) if has_examples else (("always", "never"), ())
 
     def match(self, request: Request, names: Sequence[str]) -> Score | None:
-        """Return an overriding score for the first pattern or function that matches or fails, or None.
+        """Return a score with an override for the first pattern or function that matches; None if none does.
 
-        If a function fails, the request retrieves.
+        A function that fails counts as a match, and the request retrieves.
 
         Args:
             request: The request.
@@ -147,7 +147,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class LikenessSpec(EvidenceSpec[Score | None]):
-    """The overriding score of a request that is similar to an example; None for other requests.
+    """The score, with an override, of a request that is similar to a rule's example; None for other requests.
 
     Attributes:
         examples: The examples, each with the P(known) of similar requests, 0 or 1; those that retrieve come
@@ -159,7 +159,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     states: RequestSpec
 
     def compute(self, context: Context) -> list[Piece[Score | None]]:
-        """Compare requests with the examples, which are read once per engine."""
+        """Return the result of `compare` for each request; the examples are read once per engine."""
         layer = self.states.segments.index(LAYER)
         requests = [directions_of(read.segments[:, layer]) for read in context.get(self.states)]
         encoder = require_states(context.use_proxy(ENCODER))
@@ -168,7 +168,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         return [Piece(self.compare(request @ examples.T)) for request in requests]
 
     def compare(self, likeness: Float64Array) -> Score | None:
-        """Return an overriding score for the first example that a request resembles; None if there is none.
+        """Return a score with an override for the first example that a request resembles; None if it resembles none.
 
         For an example that retrieves, one similar segment is enough. An example that skips must be similar to
         all segments, so that no other question in the request is skipped.
@@ -191,7 +191,7 @@ def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
 
 
 def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
-    """Validate one or several rules, and return them as a tuple."""
+    """Return one or several rules as a tuple; raises the `ConfigurationError` of `Rules.coerce`."""
     if isinstance(rules, str) or not isinstance(rules, Sequence):
         rules = [rules]
     for rule in rules:
@@ -206,7 +206,7 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
 
 
 def _rule_score(name: str, reason: str) -> Score:
-    """Return the score of a request that a rule decides, without the gate."""
+    """Return the score of a request that a rule decides: P(known) is 0 for ``always`` and 1 for ``never``."""
     retrieve = name == "always"
     return Score(float(not retrieve), "").overridden(
         f"A rule in {name}= matches: {reason}", retrieve=retrieve

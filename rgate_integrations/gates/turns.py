@@ -223,13 +223,13 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""Example messages by kind. `OPEN`: general offers that end answers. `OTHER`: similar messages of no such kind."""
+"""Example messages by kind. `OPEN`: general offers that end answers. `OTHER`: similar, but of no other kind."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
     """Return each request completed with the turns that it refers to.
 
-    If the encoder fails, a request with earlier turns yields the error.
+    If the encoder fails, the error takes the place of each request with earlier turns.
 
     Args:
         gate: A gate that reads turns. Retries, remarks and general offers are only detected if it uses the
@@ -270,7 +270,7 @@ def join_user_turns(request: Request) -> Request:
 
 
 def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
-    """Return a request joined with the earlier question that it refers to; a remark may lose its history."""
+    """Return a request joined with the earlier question that it refers to; a mere remark loses its history."""
     if not request.history:
         return request
     kind = kinds.get(request.question, OTHER)
@@ -339,7 +339,7 @@ def _without_answer(history: Sequence[str]) -> Sequence[str]:
 
 
 def _classify(messages: Iterable[str], sources: Sources) -> dict[str, str]:
-    """Return the kind of each message that is similar to an example."""
+    """Return the kind of each message that is similar to an example, by message; others are left out."""
     distinct = sorted(set(messages))
     if not distinct:
         return {}

@@ -153,8 +153,8 @@ def _load(where: str) -> _Encode:
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
             f"The embedder {where!r} could not be loaded: {first_line(error)}",
-            hint="Use a sentence-transformers folder, a Hub id (which needs a network), or a name from "
-            "`rgate download`.",
+            hint="Use a sentence-transformers folder, a Hub id (which needs a network), or a name that "
+            "`rgate download` lists.",
         ) from error
 
     # Sentence-transformers models add their own prefix.

@@ -79,7 +79,7 @@ class HybridIndex:
 
     Args:
         dense: The dense index; BM25 indexes its passages.
-        pool: Number of results of each side to fuse; ``k`` if that is larger.
+        pool: Number of results to fuse from each of the two searches; a larger ``k`` replaces it.
 
     Raises:
         MissingDependencyError: bm25s is not installed.

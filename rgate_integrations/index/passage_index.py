@@ -346,7 +346,7 @@ class PassageIndex:
             raise IndexMismatchError(
                 f"The index {str(folder)!r} was built with the embedder {name!r} ({identity}), not with "
                 f"{index.embedder.name!r} ({index.embedder.identity}).",
-                hint=f"Open it with {name!r}, or build it again with {index.embedder.name!r}."
+                hint=f"Open it with the embedder {name!r}, or build it again with {index.embedder.name!r}."
                 if name != index.embedder.name
                 else "The embedder has changed. Restore it, or build the index again.",
             )

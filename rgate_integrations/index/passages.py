@@ -68,7 +68,7 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
 
 
 def check_passages(passages: Iterable[Passage]) -> list[Passage]:
-    """Check passages, and copy their metadata as JSON would, so that tuples become lists.
+    """Check passages, and return copies whose metadata is as read back from JSON, with lists for tuples.
 
     Raises:
         DataFormatError: An id occurs twice, or a value cannot be stored; the message names the passage and the

@@ -18,7 +18,7 @@ class Hit:
     Attributes:
         passage: The passage.
         score: The score; higher is better. For a `PassageIndex`, the cosine similarity in [-1, 1]; for a `BM25Index`,
-            the BM25 score; for a `HybridIndex`, either one, so that only the order of its hits counts.
+            the BM25 score; for a `HybridIndex`, one or the other, so that only the order of its hits counts.
         query: The query that found it; may be empty.
     """
 

@@ -123,7 +123,7 @@ class Generates(Proxy):
 
 
 class Scores(Proxy):
-    """A model that scores text by its probability."""
+    """A model that scores given continuations of a prompt by their log-probabilities."""
 
     @abstractmethod
     def score(
@@ -142,7 +142,7 @@ class LanguageModel(Generates, Scores):
 
     Attributes:
         is_remote: Whether it is reached over a network. Tuning and evaluation then ask it one question per
-            call, and as a judge it writes its verdict instead of being scored.
+            call. When it judges answers, it writes its verdict; a local model's verdicts are scored.
         options: Additional options of its requests.
         habits: What we have learned about its server; None if that is not recorded.
     """
@@ -179,7 +179,7 @@ class HasStates(Proxy):
             prompt: The template.
             values: The template's fields, one mapping per prompt.
             drafts: One draft per prompt, or None for the prompts alone.
-            layers: The states to return.
+            layers: Layer, span and pooling of each of the states to return.
         """
 
     def request_states(

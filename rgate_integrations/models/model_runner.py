@@ -167,7 +167,7 @@ class ModelRunner:
         )
 
     def score(self, rows: Sequence[EncodedPrompt], targets: Sequence[str]) -> list[tuple[float, ...]]:
-        """Return the targets' log-probabilities as whole sequences, for each prompt of one template."""
+        """Return the log-probability of each target as a whole, per prompt; all prompts have the same template."""
         ids, mask = self._padded(rows)
         prompts = self.forward(ids, mask, logits_to_keep=1)
         first = torch.log_softmax(prompts.logits.float(), dim=-1)

@@ -110,11 +110,11 @@ class OnnxModel(ABC):
 
     @abstractmethod
     def _load(self, folder: Path) -> None:
-        """Open the files."""
+        """Open the model's files."""
 
     @abstractmethod
     def _compute_test_states(self, text: str) -> Float32Array:
-        """Return the states of a text, whose first values are compared with those in the self-test's file."""
+        """Return the states of a text; the first values are compared with those in the self-test's file."""
 
     def _check_states(self) -> None:
         """Raise ValueError if hidden states are wrong, because of wrong files or a CPU that computes differently."""
@@ -175,8 +175,8 @@ def pack_texts(
         filler: The index that ``rows`` has after the end of a text; the graph must ignore what it reads there.
 
     Returns:
-        Each token's position in its text; the graph's inputs ``rows``, the index of each token by text and position,
-        and ``tokens``, the places in ``rows`` that are not filled up; and where each text but the first begins.
+        Three values: each token's position in its text; the graph's inputs ``rows``, the index of each token by text
+        and position, and ``tokens``, the places in ``rows`` without filler; and where each text but the first begins.
     """
     lengths = np.array(list(map(len, texts)))
     begins = lengths.cumsum() - lengths

@@ -19,7 +19,7 @@ class PooledLayer(NamedTuple):
     Attributes:
         layer: The layer, from 0 (the embedding) to the number of layers (the output after the final norm).
         span: The tokens of the question, of the whole prompt, of the draft, or of prompt and draft together.
-            Prompts include control tokens. Without a question or draft, its span is the whole prompt.
+            Prompts include control tokens. If there is no question or no draft, its span is the whole prompt.
         pooling: ``"mean"`` over the span, or its ``"last"`` token.
     """
 
@@ -52,7 +52,7 @@ def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
 
 
 def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
-    """Return every other middle layer, where probes work best (see docs/benchmarks/gate_quality.md).
+    """Return every other middle layer, where linear probes work best (see docs/benchmarks/gate_quality.md).
 
     Args:
         layers: The model's number of layers.

@@ -47,7 +47,7 @@ def language_model(proxy: Proxy) -> LanguageModel:
     if not isinstance(proxy, LanguageModel):
         raise EvidenceError(
             f"The proxy {proxy.name!r} is not a language model that can generate and score text.",
-            hint=f"Use another proxy, such as {DEFAULT_MODEL!r}.",
+            hint=f"Use another proxy, such as proxy={DEFAULT_MODEL!r}.",
         )
     return proxy
 
@@ -76,7 +76,7 @@ def state_reader(
 
 
 def require_states(proxy: Proxy) -> HasStates:
-    """Return a proxy as one that has hidden states.
+    """Return the proxy itself if it has hidden states.
 
     Raises:
         EvidenceError: The proxy has no hidden states.
@@ -84,7 +84,7 @@ def require_states(proxy: Proxy) -> HasStates:
     if not isinstance(proxy, HasStates):
         raise EvidenceError(
             f"This gate needs hidden states, which the model {proxy.name!r} does not provide.",
-            hint="Use a gate that judges text, such as ik or slimplm with an adapter, or a local proxy.",
+            hint="Use a gate that judges text, such as 'ik', or a local model as proxy=.",
         )
     return proxy
 

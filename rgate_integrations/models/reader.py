@@ -186,7 +186,7 @@ class Reader(OnnxModel, TextEncoder):
 
 
 def _drop_unread(rows: list[ReaderRow], layers: Sequence[PooledLayer]) -> list[ReaderRow]:
-    """Cut off what follows the questions if only questions are pooled; it does not change their states."""
+    """Cut off what follows each question if only questions are pooled: later tokens do not change their states."""
     if any(span != "question" for _, span, _ in layers):
         return rows
     shorter = []

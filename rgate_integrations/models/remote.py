@@ -183,7 +183,7 @@ class RemoteModel(LanguageModel):
         return [draft.head(tokens) for draft, _ in self._ask(requests, needs_logprobs=False)]
 
     def _score(self, rests: Sequence[str], logprobs: Mapping[str, float], prompt_tokens: int) -> TargetScores:
-        """Score the targets of one prompt, by their texts after the common prefix."""
+        """Score the targets of one prompt, by their texts after the common prefix; raises as `score` does."""
         if not logprobs:
             raise EvidenceError(
                 f"The server at {self.url} sends no log-probabilities.",

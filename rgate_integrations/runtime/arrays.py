@@ -1,4 +1,4 @@
-"""Array types, and vectors of length 1."""
+"""Array types, and a function that scales vectors to length 1."""
 
 from __future__ import annotations
 

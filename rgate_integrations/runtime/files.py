@@ -111,11 +111,11 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
 
     Args:
         target: The folder.
-        names: Names of the new files. A folder is of the same kind if it is empty, or has one of these files
-            other than a README, or the lock or an unfinished copy of one.
+        names: Names of the new files. The folder may be replaced if it is empty or missing, or contains one of
+            these files (``README.md`` does not count), its lock file, or an unfinished copy of it.
 
     Raises:
-        ConfigurationError: The name is taken by a file, or by a folder of another kind or that cannot be read.
+        ConfigurationError: The folder may not be replaced, cannot be read, or is a file.
     """
     if os.path.isfile(target):
         raise ConfigurationError(f"{str(target)!r} is a file, not a folder.", hint="Choose another name.")
@@ -129,13 +129,13 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
     begins = tuple(start for name in ours for start in (f".{name}-", f".{name}.lock"))
     if present and not any(name in ours or name.startswith(begins) for name in present):
         raise ConfigurationError(
-            f"{str(target)!r} contains other files, such as {min(present)!r}.",
+            f"{str(target)!r} cannot be replaced: it contains other files, such as {min(present)!r}.",
             hint="Choose another folder.",
         )
 
 
 def check_output(out: str | Path, *inputs: object, files: Iterable[str] | None = None) -> None:
-    """Check, before the work, that writing an output does not replace an input, or a folder of another kind.
+    """Check, before the work, that an output replaces neither an input nor a folder with other files.
 
     Args:
         out: The file or folder to write.
@@ -345,7 +345,7 @@ class JsonlLog:
         return open(self.path, "a+b", buffering=0, opener=_open_private)
 
     def _check_end(self, file: FileIO, lines: bytes | None = None) -> int:
-        """Return the length in bytes of an incomplete line at the end.
+        """Return the length in bytes of an incomplete line at the end; 0 if the last line is complete.
 
         Args:
             file: The file; only the end of a long file is read.
@@ -398,12 +398,12 @@ def _parse_line(line: bytes) -> Any:
 
 
 def json_line(value: Any) -> str:
-    """Return a value as one line of JSONL."""
+    """Return a value as one line of JSONL, with its line feed."""
     return json_text(value, indent=None)
 
 
 def json_text(value: Any, indent: int | None = 1) -> str:
-    """Return a value as the human-readable text of a JSON file."""
+    """Return a value as the text of a JSON file, with a final line feed; ``indent=None`` gives a single line."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     # UTF-8 cannot encode lone surrogates; Python escapes them the same way as JSON does.
     return text.encode(errors="backslashreplace").decode() + "\n"
@@ -429,9 +429,10 @@ def _parse_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """Yield a temporary path in the target's folder; after an error, it is removed.
+    """Yield a temporary path in the target's folder; after an error, what was written there is removed.
 
     Raises:
+        ConfigurationError: The target cannot be replaced; see `_beside`.
         WriteError: The target could not be written.
     """
     temporary = _beside(target, uuid.uuid4().hex[:12])
@@ -446,7 +447,7 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 
 def _beside(target: Path, mark: str) -> Path:
-    """Return a hidden path next to the target: a rename is atomic only within one file system.
+    """Return the hidden path ``.NAME-MARK`` next to the target: a rename is atomic only within one file system.
 
     Raises:
         ConfigurationError: The target is the current folder, a folder above it, or the root.

@@ -142,11 +142,11 @@ class Start(Step):
     step: Step
 
     def run(self) -> Task:
-        """Start in a thread, in the caller's context."""
+        """Start the step in a thread, in the caller's context."""
         return _run_in_thread(self.step)
 
     async def arun(self) -> Task:
-        """Start as a task."""
+        """Start the step as a task of the event loop."""
         return Task(asyncio.ensure_future(self.step.arun()))
 
 
@@ -157,11 +157,11 @@ class Task(Step):
     job: Future[Any] | asyncio.Future[Any]
 
     def run(self) -> Any:
-        """Wait for the result."""
+        """Wait for the result, and return it."""
         return self.job.result()
 
     async def arun(self) -> Any:
-        """Wait for the result."""
+        """Wait for the result, and return it."""
         return await self.job  # type: ignore[misc]  # started by `arun`, so it is asyncio's
 
     def drop(self) -> None:

@@ -73,7 +73,7 @@ def _letters(text: str) -> str:
 
 
 def detect_encoding(text: str) -> str:
-    """Return the encoding of hidden text that models cannot read, such as ``base64``; empty if there is none.
+    """Return the encoding in which a text hides words from models, such as ``base64``; empty if it hides none.
 
     >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
     'base64'
@@ -90,7 +90,7 @@ def detect_encoding(text: str) -> str:
 
 
 def _decode(name: str, text: str) -> str:
-    """Decode a text; empty if that is impossible."""
+    """Decode a text from the encoding ``name``; empty if that is impossible."""
     if name == "HTML entities":
         return html.unescape(text)
     if name == "percent escapes":

@@ -130,8 +130,8 @@ def check_logprob(value: float) -> float:
     """Check a natural log-probability, and return it clipped to [-9999, 0].
 
     Raises:
-        ValueError: The value is NaN, or above 0 by more than rounding (0.001). It may be a probability,
-            which, clipped to 0, would make any answer look certain.
+        ValueError: The value is NaN, or above 0 by more than rounding (0.001). Such a value may be a
+            probability; clipped to 0, it would make any answer look certain.
     """
     if math.isnan(value):
         raise ValueError("a log-probability is NaN")
@@ -141,9 +141,9 @@ def check_logprob(value: float) -> float:
 
 
 def read_logprobs(entries: Any) -> TokenLogprobs:
-    """Read a list of objects with ``token`` and ``logprob``, as in OpenAI's API; empty for anything else.
+    """Read a list of objects with ``token`` and ``logprob``, as in OpenAI's API.
 
-    Tokens without text, such as the end of the turn, are left out.
+    For anything else, both tuples are empty. Tokens without text, such as the end of the turn, are left out.
     """
     tokens: list[str] = []
     logprobs: list[float] = []

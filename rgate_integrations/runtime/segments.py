@@ -45,7 +45,7 @@ class Segmented:
 
     @classmethod
     def from_text(cls, text: str, history: Sequence[str] = ()) -> Segmented:
-        """Split a request."""
+        """Split a request into segments; ``history`` holds the earlier turns."""
         return cls(tuple(map(tuple, split_lines(text))), "".join(f"{turn}\n" for turn in history))
 
     @property

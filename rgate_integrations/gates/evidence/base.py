@@ -55,7 +55,7 @@ class EvidenceSpec(ABC, Generic[_T]):
     Attributes:
         reads_model: Whether a model reads the question, which is then truncated to a length that models can read.
         reads_history: Whether it depends on `Request.history`.
-        reads_draft: Whether it is the beginning of an answer.
+        reads_draft: Whether the piece is a draft, the beginning of an answer.
     """
 
     reads_model: ClassVar[bool] = True
@@ -100,7 +100,7 @@ class Evidence:
         truncated: Whether a part of the middle of the question was left out because the question is too long.
         leaves_out: Whether the part that was left out may ask for something.
         original: The question before its conversion to plain letters; empty if that changed nothing.
-        pieces: By spec, the piece, or the error if it could not be computed.
+        pieces: For each spec, its piece, or the error if that could not be computed.
         proxies: The models that read the request, by the name under which they were requested.
     """
 
@@ -185,7 +185,7 @@ class Context:
         return value
 
     def part(self, evidence: Sequence[Evidence]) -> Context:
-        """Return the context of some of the requests."""
+        """Return the context of some of the requests, given by their evidence."""
         return Context(evidence, self.sources)
 
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:

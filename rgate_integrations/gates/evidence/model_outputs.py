@@ -32,7 +32,7 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
-        """Read the questions, with their drafts if any."""
+        """Return the states of each question, read with its draft if any."""
         drafts = None if self.draft is None else context.get(self.draft)
         states = read_states(
             context.use_proxy(self.model), self.prompt, prompt_values(context), drafts, self.layers
@@ -84,7 +84,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Read the requests; those that need the same layers share a batch."""
+        """Return the states of each request; requests that need the same layers are read in one batch."""
         requests = [Segmented.from_text(request.question, request.history) for request in context.requests]
         groups: dict[RequestLayers, list[Segmented]] = {}
         for request in requests:
@@ -134,7 +134,7 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
     adapter: str | None = None
 
     def compute(self, context: Context) -> list[Piece[tuple[float, ...]]]:
-        """Score the targets after the prompt."""
+        """Return the targets' log-probabilities after each question's prompt."""
         values = prompt_values(context, self.draft)
         scores = language_model(context.use_proxy()).score(
             self.prompt, values, self.targets, adapter=self.adapter
@@ -159,7 +159,7 @@ class CompletionSpec(EvidenceSpec[Draft]):
     adapter: str | None = None
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
-        """Complete the prompts."""
+        """Return the completion of each question's prompt."""
         values = prompt_values(context, self.draft)
         written = language_model(context.use_proxy()).generate(
             self.prompt, values, tokens=self.tokens, adapter=self.adapter
@@ -186,7 +186,7 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
     prompt: PromptTemplate = SHORT_ANSWER
 
     def compute(self, context: Context) -> list[Piece[tuple[Draft, ...]]]:
-        """Sample answers to all questions together."""
+        """Return the sampled answers to each question."""
         sampled = language_model(context.use_proxy()).sample(
             self.prompt,
             prompt_values(context),

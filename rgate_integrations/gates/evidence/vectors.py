@@ -38,7 +38,7 @@ class VectorSpec(EvidenceSpec[RequestVectors]):
     """Sentence vectors of a request.
 
     Attributes:
-        states: The encoder's pass that they are taken from.
+        states: Spec of the encoder's states from which the vectors are taken.
     """
 
     states: RequestSpec

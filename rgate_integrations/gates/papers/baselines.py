@@ -150,7 +150,7 @@ class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
     gate: NeighboursGate
 
     def compute(self, context: Context) -> list[Piece[tuple[bool, ...]]]:
-        """Find the nearest labelled questions of each request, in one search for the batch."""
+        """Return the labels of the nearest questions for each request, in one search for the batch."""
         key = (self.gate.examples, self.gate.embedder)
         labelled = context.memory(key, lambda: LabelledQuestions(*key))
         nearest = labelled.nearest([request.question for request in context.requests], self.gate.k)

@@ -87,7 +87,7 @@ class BoundaryGate(AdapterGate):
         if self.label == "accuracy" and self.adapter is None:
             raise ConfigurationError(
                 "label='accuracy' needs an adapter, because a new question has no gold answers to compute it from.",
-                hint='Pass a trained adapter, or use label="certainty".',
+                hint='Pass a trained adapter as adapter=, or use label="certainty".',
             )
         return self
 

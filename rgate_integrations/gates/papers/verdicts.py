@@ -134,7 +134,7 @@ class SlimPLMGate(VerdictGate):
         source: Who writes it; in the paper, the proxy does.
         adapter: LoRA adapter of the fine-tuned judgment model, or None for zero-shot.
         mode: ``"score"`` compares the log-probabilities of the two verdicts, which makes thresholds
-            meaningful; ``"generate"`` lets the model write its verdict, as the paper does, and reads it strictly.
+            meaningful; ``"generate"`` lets the model write its verdict, as the paper does, and fails on other text.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -213,7 +213,7 @@ class AdaptGate(AdapterGate):
 
     Attributes:
         tokens: Maximum length of the answer, 1 to 1024 tokens.
-        adapter: LoRA adapter of the model trained on both prompts, or None for zero-shot.
+        adapter: LoRA adapter trained with the paper's two prompts (without and with context), or None for zero-shot.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
