@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Gate an existing LangChain RAG chain
 #
-# You end up with a RAG chain that retrieves only for questions that its LLM may not know. It takes one added
-# line, and you see each decision. It runs offline on two small models:
+# You end up with a RAG chain that retrieves only for questions that its LLM may not know. This takes one added
+# line, and you see each decision. The notebook runs offline, once you have downloaded its models:
 # `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
@@ -67,7 +67,7 @@ for chunk in chain.stream(questions[0]):
 # %% [markdown]
 # ## Another threshold for one call
 #
-# `retrieve iff p_known < threshold`. A threshold above 1 always retrieves, 0 never does.
+# The gate retrieves if `p_known < threshold`: with a threshold above 1 always, with 0 never.
 
 # %%
 always = {"configurable": {"retrieval_threshold": 1.1}}
@@ -76,8 +76,8 @@ print(gate.invoke(questions[0], always).retrieve)
 # %% [markdown]
 # ## Only the retriever
 #
-# `guard` leaves the chain unchanged: the retriever returns no documents for known questions. For the others it
-# searches for the question, and for the claims of a draft if there is one, and says which query found what.
+# `guard` leaves the chain unchanged: the guarded retriever returns no documents for known questions. For others it
+# searches for the question, and for the claims of a draft if there is one. Each document says which query found it.
 
 # %%
 guarded = gate.guard(retriever)
@@ -88,8 +88,8 @@ for document in guarded.invoke(questions[2]):
 # %% [markdown]
 # ## Drafts by your own LLM
 #
-# The LLM's own first tokens are much stronger evidence than the question alone. With `llm=` the chat model writes
-# them, with log-probabilities if its API gives them, and the gate judges those.
+# The LLM's own first tokens are much stronger evidence than the question alone. With `llm=`, the chat model writes
+# them as a draft, which the gate judges. The gate `token_probability` reads the draft's log-probabilities.
 
 # %%
 witness = RetrievalGate("token_probability", llm=llm, tokens=16)

@@ -2,7 +2,7 @@
 # # Gate an existing LlamaIndex engine
 #
 # You end up with a quick-start engine that searches only when its LLM does not know, a `RouterQueryEngine` that
-# does the same, and a chat engine that never says "Empty Response". It runs offline on two small models:
+# does the same, and a chat engine that never says "Empty Response". The notebook runs offline, with these models:
 # `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
@@ -46,7 +46,7 @@ for question in (known, unknown):
 # %% [markdown]
 # ## In a router
 #
-# `RouterQueryEngine` picks a tool by name. Pass it `llm=`: without, it needs an OpenAI key.
+# The selector picks one of the router's tools by name. Pass `llm=` to the router; otherwise it needs an OpenAI key.
 
 # %%
 tools = [

@@ -2,7 +2,7 @@
 # # Claims: what to retrieve
 #
 # You will see a draft cut into claims, known claims dropped, and the others searched separately, with
-# more of the needed passages found than by the question alone. It runs offline: `rgate download
+# more of the needed passages found than by the question alone. The notebook runs offline: `rgate download
 # smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
@@ -27,8 +27,8 @@ print(decision.retrieve, decision.reason)
 # %% [markdown]
 # ## The plan
 #
-# Each claim is judged like a question. Claims that the gate considers known are not searched, nor any that say
-# the same as another query.
+# Each claim is judged like a question. Claims that the gate considers known are not searched for, nor claims that
+# say the same as another query.
 
 # %%
 (plan,) = plan_queries([decision], gate=gate)

@@ -23,7 +23,7 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## 1. Questions with gold answers, and passages
 #
-# Capitals: some the model knows, some it does not. The passages contain them all.
+# Capitals: the LLM knows some of them. The passages contain all.
 
 # %%
 CAPITALS = """France Paris|Italy Rome|Japan Tokyo|Egypt Cairo|Spain Madrid|Germany Berlin|Greece Athens|Norway Oslo
@@ -52,7 +52,8 @@ print(len(questions), "questions,", len(index), "passages")
 # %% [markdown]
 # ## 2. Both arms
 #
-# As `rgate collect` does: each question without and with retrieval. It resumes after an interruption.
+# Like `rgate collect`, `collect` asks the LLM each question without and with retrieval. After an interruption it
+# resumes.
 
 # %%
 llm = shared_proxy("smollm2-135m-instruct")
@@ -65,7 +66,8 @@ print("right with retrieval", round(float(np.mean([e.rag_correct for e in exampl
 # %% [markdown]
 # ## 3. A gate for this LLM
 #
-# This gate reads the token probabilities of the model's own draft. It needs no training. How good is it uncalibrated?
+# This gate reads the token probabilities of the LLM's own draft, and needs no training. How good is it before
+# calibration?
 
 # %%
 gate = load_gate("token_probability", tokens=12, statistic="mean")

@@ -58,9 +58,9 @@ rgate("index", "build", "--corpus", "corpus.jsonl", "--out", "index")
 # %% [markdown]
 # ## 2. One command
 #
-# It asks the LLM each question twice and keeps every answer, so an interrupted run resumes. With
-# `--yes` it does not ask for confirmation. Here the guarantee is a retrieval rate; `--max-loss 0.02`, which is the
-# default, takes a few hundred questions.
+# `rgate tune` asks the LLM each question twice and keeps every answer, so an interrupted run resumes. With
+# `--yes` it does not ask for confirmation. Here the guarantee is a retrieval rate; one on accuracy
+# (`--max-loss 0.02`, the default) takes a few hundred questions.
 
 # %%
 with serving(gguf("smollm2-135m-instruct"), slots=2, threads=1) as url:
@@ -73,8 +73,8 @@ with serving(gguf("smollm2-135m-instruct"), slots=2, threads=1) as url:
 
 # %% [markdown]
 # Forty questions are too few, and the command says so. Trust the held-out AUC, not the
-# retrieval rate alone. A passage is one sentence here, so reading it costs next to nothing, and a partial answer that
-# is dropped may cost more than it saves. With passages of hundreds of tokens it is the other way round.
+# retrieval rate alone. A passage is one sentence here, so the LLM reads it at almost no cost, and a partial answer
+# that is dropped may cost more than skipped passages save. With passages of hundreds of tokens, skipping saves more.
 
 # %% [markdown]
 # ## 3. Use it

@@ -66,7 +66,7 @@ for question in ("What is the capital of France?", "Where was the historian Aarn
 #
 # ## A LangGraph graph
 #
-# A gate is a Runnable, so it can also be a conditional edge.
+# `RetrievalGate` is a Runnable, so it can also be part of a conditional edge.
 
 
 # %%

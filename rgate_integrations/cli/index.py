@@ -27,7 +27,7 @@ def build(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
     embedder: Annotated[
-        str, typer.Option(help="Catalogue name, folder or Hub id.")
+        str, typer.Option(help="Embedding model: name (rgate download), folder or Hub id.")
     ] = "multilingual-e5-small",
 ) -> None:
     """Embed the passages of a corpus and save the index; an earlier one is replaced once the new one is complete."""

@@ -22,7 +22,7 @@ AnsweringLLM = Annotated[
     typer.Option(
         "--llm",
         help=f"URL of an OpenAI-compatible server (key: {KEY}); PROVIDER:NAME, such as openai:gpt-5, through "
-        "LangChain; or a local model.",
+        "LangChain; or a local model: name (rgate download), folder or Hub id.",
     ),
 ]
 ModelOnServer = Annotated[str | None, typer.Option("--model", help="Name of the model on the server.")]

@@ -23,7 +23,7 @@ from rgate_integrations.errors import RGateError
 
 app = typer.Typer(
     name="rgate",
-    help="Retrieve only when the LLM does not know: gates, claims and passages on the command line.",
+    help="Retrieval gates: decide whether to retrieve, make gates for your LLM, and serve them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,

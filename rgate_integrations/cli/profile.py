@@ -45,7 +45,10 @@ def profile(
     name: Annotated[str, typer.Option(help="Name of the corpus; by default the folder's name.")] = "",
     searches: Annotated[int, typer.Option(min=1, help="Maximum number of searches.")] = 100,
 ) -> None:
-    """Make the profile of a corpus, from which gates estimate what it covers, and show a summary."""
+    """Make the profile of a corpus, from which gates estimate what it covers, and show a summary.
+
+    The summary has the corpus's most telling words, and P(covered) of made-up questions.
+    """
     from rgate_integrations.corpus import CorpusProfile
     from rgate_integrations.corpus.profile import CONFIG
     from rgate_integrations.index import PassageIndex, read_passages
@@ -85,7 +88,9 @@ def _show(profile: CorpusProfile, out: Path) -> None:
     ranked = sorted(covered, key=covered.__getitem__)
     inside = [question for question in reversed(ranked) if covered[question] >= 0.5]
     outside = [question for question in ranked if covered[question] < 0.5]
-    say(f"{profile.name}: {len(profile.codes):,} of {profile.seen:,} passages, in {out}", bold=True)
+    say(
+        f"{profile.name}: profile of {len(profile.codes):,} of {profile.seen:,} passages, in {out}", bold=True
+    )
     say(f"telling words  {', '.join(words[:_TERMS])}")
     if not profile.is_specific:
         say("The corpus has no single topic, so the gate skips what the LLM knows unless prefer='corpus'.")

@@ -32,17 +32,29 @@ TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name; as in gates/remote.py
 QuestionArguments = Annotated[
     list[str] | None, typer.Argument(help="Questions; read from standard input if none are given.")
 ]
-GateName = Annotated[str, typer.Option("--gate", help="Gate: a name (see rgate gates) or a folder.")]
+GateName = Annotated[
+    str, typer.Option("--gate", help="Gate: a name (see rgate gates), a folder, or the URL of rgate serve.")
+]
 ThresholdOption = Annotated[
-    float | None, typer.Option("--threshold", min=0.0, help="Retrieve if p_known is below it.")
+    float | None,
+    typer.Option(
+        "--threshold", min=0.0, help="Retrieve if P(known) is below this; the gate's own by default."
+    ),
 ]
 ProxyName = Annotated[
-    str | None, typer.Option("--proxy", help="Proxy model: catalogue name, folder or Hub id.")
+    str | None,
+    typer.Option("--proxy", help="Model that the gate reads: name (rgate download), folder or Hub id."),
 ]
-LLMName = Annotated[str, typer.Option("--llm", help="Answering LLM: catalogue name, folder or Hub id.")]
-JudgedName = Annotated[str, typer.Option("--llm-name", help="The LLM whose knowledge is judged.")]
+LLMName = Annotated[
+    str, typer.Option("--llm", help="Answering LLM: name (rgate download), folder or Hub id.")
+]
+JudgedName = Annotated[
+    str,
+    typer.Option("--llm-name", help="LLM whose knowledge is judged: its name, or a folder of rgate ability."),
+]
 IndexFolder = Annotated[
-    Path | None, typer.Option("--index", help="Folder of an index; the demo's corpus by default.")
+    Path | None,
+    typer.Option("--index", help="Folder of rgate index build; encyclopaedia articles by default."),
 ]
 CorpusFolders = Annotated[
     list[Path] | None,
@@ -51,12 +63,14 @@ CorpusFolders = Annotated[
 PassageCount = Annotated[int, typer.Option("-k", min=1, help="Passages per question.")]
 AnswerTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer in tokens.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
-Data = Annotated[list[Path], typer.Option("--data", help="JSONL of labelled questions; may be repeated.")]
+Data = Annotated[
+    list[Path], typer.Option("--data", help="JSONL of labelled questions (rgate collect); may be repeated.")
+]
 DraftOf = Annotated[
     Literal["proxy", "recorded", "none"],
     typer.Option(
         "--draft",
-        help="The draft to judge. proxy: by the proxy model; recorded: closed_book_text, by the LLM; none: no draft.",
+        help="Draft to judge: proxy (the --proxy model writes it), recorded (closed_book_text of the data) or none.",
     ),
 ]
 MaxLossOption = Annotated[

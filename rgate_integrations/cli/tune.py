@@ -74,15 +74,17 @@ def tune(
     ] = None,
     concurrency: Concurrency = 4,
     num_samples: Annotated[
-        int, typer.Option(min=0, help="Sampled answers per question, for soft labels.")
+        int, typer.Option(min=0, help="Answers to sample per question; the label is the share of right ones.")
     ] = 0,
     answer_tokens: AnswerTokens = 64,
     think: Think = "as-is",
     thinking_tokens: ThinkingTokens = 2048,
     extra_body: ExtraBody = "{}",
-    update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Add these questions to those of the gate in --out.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Call the LLM without confirmation.")] = False,
-    init_from: Annotated[str, typer.Option(help="Gate to start from.")] = DEFAULT_GATE,
+    init_from: Annotated[str, typer.Option(help="Gate that the new one corrects.")] = DEFAULT_GATE,
     corpus: CorpusFolders = None,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. If interrupted, run it again."""
@@ -168,9 +170,13 @@ def _find_embedder() -> Embedder | None:
 def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the trained gate.")],
-    gate: Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"] = "probe",
+    gate: Annotated[
+        Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"],
+        typer.Option(help="What to train: a probe, the gate of a paper, or the rewriter of claims."),
+    ] = "probe",
     model: Annotated[
-        str, typer.Option("--proxy", help="Proxy model: catalogue name, folder or Hub id.")
+        str,
+        typer.Option("--proxy", help="Model that the gate reads: name (rgate download), folder or Hub id."),
     ] = "smollm2-135m-instruct",
     draft: DraftOf = "proxy",
     label: Annotated[
@@ -185,14 +191,14 @@ def train(
     seed: Annotated[int, typer.Option(help="Seed of folds, initial weights and order of questions.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     self_label: Annotated[
-        bool, typer.Option("--self-label", help="Label --proxy's own answers by gold_answers.")
+        bool, typer.Option("--self-label", help="Label the --proxy model's own answers, by gold_answers.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe only).")] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
 ) -> None:
     """Train a gate on labelled questions, or the rewriter on annotated claims, and save it.
 
-    A probe takes minutes, and its cross-validated AUC is printed. Other gates fine-tune the proxy with LoRA.
+    A probe takes minutes, and its cross-validated AUC is printed. Other gates fine-tune the --proxy model with LoRA.
     """
     from rgate_integrations.gates.folder import ADAPTER, CONFIG
     from rgate_integrations.runtime.files import check_output, locked
