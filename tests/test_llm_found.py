@@ -195,7 +195,7 @@ def test_llama_index_engines_judge_their_llm():
     for gate in (*answer_first_gates(engine.decider.gate), selector.decider.gate):
         assert ability_of(gate).llm.startswith("gpt-4o")
     assert engine.decider.gate.gate.llm_name_source == "LlamaIndex's metadata"
-    assert engine.decider.unadjusted.config() == RetrievalGateSelector().decider.origin.config(), (
+    assert engine.decider.unadjusted.config() == RetrievalGateSelector().decider.unadjusted.config(), (
         "they share one"
     )
     given = GatedQueryEngine.from_defaults(Rag(), load_gate(llm_name="phi-4"), llm=llm)
