@@ -121,6 +121,7 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
         (lambda: route_edge(retrieve={}, direct="answer"), "nothing to search"),
         (lambda: RetrievalGate(Sure(), corpus={}), "accepts no corpus"),
         (lambda: RetrievalGate(top=2), "top= needs a corpus"),
+        (lambda: RetrievalGate(corpus=False, top=2), "top= needs a corpus"),
         (lambda: RetrievalGate(corpus=True).invoke("a"), "needs a retriever or chain"),
         (lambda: RetrievalGate(corpus=True).guard(Search()), "cannot be read from"),
         (lambda: RetrievalGateSelector(corpus=True), "cannot be read from"),
@@ -132,6 +133,10 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
 def test_what_cannot_be_searched_or_profiled(make, why):
     with pytest.raises(ConfigurationError, match=why):
         make()
+
+
+def test_no_corpus_may_be_said_of_a_gate_of_ones_own():
+    assert RetrievalGate(Sure(), corpus=False).guard(Search()).retriever is not None
 
 
 def test_without_corpora_a_mapping_is_what_it_is_everywhere_in_langchain():

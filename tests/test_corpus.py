@@ -506,6 +506,13 @@ def test_the_command_says_what_it_understood(tmp_path):
     shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "logger", "--name", "manual")
     assert "manual: profile of 6 of 6 passages" in shown
     assert "logger" in shown
+    corpus.write_text(
+        '{"text": "The X200 logs temperatures."}\n{"text": "E-41: the battery of the X200 is low."}\n'
+    )
+    shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "short")
+    assert shown.partition("telling words  ")[2].partition("\n")[0].count("x200") == 1, (
+        "a name may be telling"
+    )
     shown = printed("profile", "--description", "Manual of the X200 data logger", "--out", tmp_path / "d")
     assert shown.startswith("d: ")
     assert "not covered " in shown

@@ -20,12 +20,14 @@ import pytest
 from hypothesis import given, settings
 
 from rgate_integrations import load_gate
+from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DecisionTimeoutError, EvidenceError, ServerError
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.models.bounded_http import LONGEST_BODY
 from rgate_integrations.models.completion import read_completion
 from rgate_integrations.models.remote import RemoteModel
+from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
 from tests.fake_server import Fake, answer, running
 from tests.test_hostile_files import changed
@@ -96,6 +98,23 @@ def test_what_cannot_be_sent_is_refused_without_its_secrets(url, key, why):
     with pytest.raises(ConfigurationError, match=why) as caught:
         RemoteModel(url, "m", api_key=key)
     assert_no_secret("", caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: RemoteModel("http://host/v1", "m", timeout="5"), "timeout must be a finite number"),
+        (lambda: RemoteModel("http://host/v1", "m", timeout=math.nan), "timeout must be a finite number"),
+        (lambda: RequestOptions(thinking_tokens="5"), "thinking_tokens must be a whole number"),
+        (lambda: RequestOptions(think="much"), "think cannot be 'much'"),
+        (lambda: RequestOptions(extra=[1]), "extra must be a mapping"),
+        (lambda: collect_passages(None, searches="5"), "searches must be a whole number"),
+    ],
+)
+def test_an_option_of_another_type_is_named(make, why):
+    """Regression: numbers given as text were a bare TypeError."""
+    with pytest.raises(ConfigurationError, match=why):
+        make()
 
 
 def test_a_server_that_echoes_the_login_is_not_quoted_with_it(fake, caplog):

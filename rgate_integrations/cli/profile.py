@@ -80,7 +80,9 @@ def profile(
 
 def _show(profile: CorpusProfile, out: Path) -> None:
     """Print the most telling words, and examples of questions that the corpus covers and does not cover."""
-    words = [*profile.terms.telling, *sorted(profile.terms.names)]
+    words = list(
+        dict.fromkeys([*profile.terms.telling, *sorted(profile.terms.names)])
+    )  # a name may be telling
     questions = [form.format(word) for word in words[: 2 * _TERMS] for form in _QUESTIONS_ABOUT_TERMS]
     questions += _OTHER_QUESTIONS
     # Questions about the terms, and about other things, show where the boundary is.

@@ -8,6 +8,7 @@ from concurrent.futures import wait
 from functools import partial
 from typing import Any, TypeAlias
 
+from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import ConfigurationError, ProfileError, first_line
 from rgate_integrations.runtime.flow import Call, Start
 from rgate_integrations.runtime.segments import segments
@@ -53,8 +54,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
             below 1.
         ProfileError: A search failed, or the time ended before one found anything.
     """
-    if searches < 1:
-        raise ConfigurationError(f"searches must be at least 1, not {searches}.")
+    valid_count(searches, "searches")
     search = as_search(retriever)
     deadline = time.monotonic() + timeout
     passages: dict[str, None] = {}

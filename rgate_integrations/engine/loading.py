@@ -190,6 +190,8 @@ def resolve_gate(
     decider: Decider = gate if isinstance(gate, Decider) else OwnGate(gate)
     rules: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     corpus = rules.pop("corpus", None)
+    if corpus is False:
+        corpus = None
     parameters = {name: rules.pop(name) for name in CorpusGate.own_parameters if name in rules}
     if parameters and corpus is None:
         raise ConfigurationError(
@@ -197,7 +199,7 @@ def resolve_gate(
         )
     # A user's object accepts no corpus and no LLM name: we raise an error instead of ignoring them.
     if isinstance(decider, DecisionEngine):
-        if not isinstance(corpus, bool | None):
+        if corpus is not None and corpus is not True:
             decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **parameters))
     elif corpus is not None:
         raise ConfigurationError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import SecretStr
 
-from rgate_integrations.decision import Draft, valid_count
+from rgate_integrations.decision import Draft, to_float, valid_count
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
 from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
@@ -86,7 +86,8 @@ class RemoteModel(LanguageModel):
         max_concurrency: int = 16,
         options: RequestOptions = RequestOptions(),  # noqa: B008  it is frozen
     ) -> None:
-        if not 0 < timeout < math.inf:  # written this way to reject NaN, too
+        seconds = to_float(timeout)
+        if seconds is None or not 0 < seconds < math.inf:  # written this way to reject NaN, too
             raise ConfigurationError(f"timeout must be a finite number of seconds above 0, not {timeout!r}.")
         valid_count(retries, "retries", least=0)
         valid_count(max_concurrency, "max_concurrency")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from rgate_integrations.decision import Draft
+from rgate_integrations.decision import Draft, valid_count
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.files import json_line
 from rgate_integrations.runtime.flow import Flow, Step
@@ -56,16 +56,11 @@ class RequestOptions:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if (
-            self.think not in get_args(Think)
-            or self.thinking_tokens < 0
-            or not isinstance(self.extra, Mapping)
-        ):
-            raise ConfigurationError(
-                f"At least one option is invalid: think is {self.think!r} (valid: {', '.join(get_args(Think))}), "
-                f"thinking_tokens is {self.thinking_tokens!r} (valid: 0 or more), "
-                f"extra is of type {type(self.extra).__name__} (valid: a mapping)."
-            )
+        valid_count(self.thinking_tokens, "thinking_tokens", least=0)
+        if self.think not in get_args(Think):
+            raise ConfigurationError(f"think cannot be {self.think!r}.", hint="Use off, low or as-is.")
+        if not isinstance(self.extra, Mapping):
+            raise ConfigurationError(f"extra must be a mapping, not {type(self.extra).__name__}.")
 
     @property
     def body(self) -> dict[str, Any]:
