@@ -506,9 +506,8 @@ def test_the_command_says_what_it_understood(tmp_path):
     shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "logger", "--name", "manual")
     assert "manual: profile of 6 of 6 passages" in shown
     assert "logger" in shown
-    corpus.write_text(
-        '{"text": "The X200 data logger samples every ten seconds."}\n{"text": "Error E-41: the battery of the X200 is low."}\n'
-    )
+    texts = "The X200 data logger samples every ten seconds.", "Error E-41: the battery of the X200 is low."
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "short")
     assert shown.partition("telling words  ")[2].partition("\n")[0].count("x200") == 1, (
         "a name may be telling"
