@@ -40,6 +40,17 @@ def test_a_saved_gate_decides_by_its_threshold_and_model_unless_others_are_given
     assert 0 < gate.decide("who?").p_known < 1
 
 
+def test_another_artefact_brings_its_own_threshold_and_model(tmp_path):
+    """Regression: the threshold and the proxy of the artefact before it stayed."""
+    name = str(save_gate(PROBE, tmp_path / "g"))
+    other = str(save_gate(replace(PROBE, threshold=0.7, base_model="other"), tmp_path / "h"))
+    gate = load_gate(name).gate
+    replaced = gate.replace(artifact=other)
+    assert (replaced.threshold, replaced.proxy, replaced.artifact) == (0.7, "other", other)
+    assert gate.replace(artifact=other, threshold=0.2).threshold == 0.2
+    assert gate.replace(threshold=0.9).artifact == name
+
+
 def test_every_call_reads_the_files_anew(tmp_path):
     folder = save_gate(PROBE, tmp_path / "g")
     before = (folder / "gate.json").stat()

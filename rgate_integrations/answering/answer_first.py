@@ -119,7 +119,9 @@ def settle(
     *,
     direct_threshold: float | None = None,
 ) -> Decision | None:
-    """Return the decision, in view of any passages, if it needs no partial answer; None if the LLM should answer.
+    """Return the decision if the question, and any passages, are enough to make it.
+
+    None means that the LLM must begin to answer first, so that its words can be judged.
 
     Args:
         decision: The gate's decision by the question alone.

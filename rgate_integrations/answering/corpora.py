@@ -38,8 +38,8 @@ def check_corpora(corpora: Iterable[str], parts: Iterable[str]) -> None:
     known, names = list(corpora), list(parts)
     if not names:
         raise ConfigurationError(
-            "There is nothing to search: no corpora were given.",
-            hint='Pass at least one, by name: {"docs": …, "hr": …}.',
+            "There is nothing to search: the mapping of chains, retrievers or tools is empty.",
+            hint='Pass at least one, under the name of its corpus: {"docs": …, "hr": …}.',
         )
     if known and set(known) != set(names):
         raise ConfigurationError(

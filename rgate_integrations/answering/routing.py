@@ -322,7 +322,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = item.passages
 
     def _begin_search(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Start the search, once per call; if decisions say where to search, only for inputs that have a decision."""
+        """Start the search unless it has started; if decisions say where to search, only for inputs that have one."""
         if self.strategy.chooses_corpus:
             inputs = [item for item in inputs if item.latest_decision is not None]
         if self.search_task is None and inputs:

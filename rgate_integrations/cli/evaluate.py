@@ -44,7 +44,9 @@ from rgate_integrations.cli.terminal import (
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from rgate_integrations.decision import Decision
     from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.tuning.questions import Example
 
 _SHOWN_GAPS = 20  # maximum number of uncovered questions to list
 _CONCURRENCY = 4  # concurrent LLM calls of `collect`
@@ -144,23 +146,24 @@ def evaluate(
             f"({gate_ms:.1f} ms) pays off below a retrieval rate of {saving['break_even']:.1%}"
         )
     if out is not None:
-        result["questions"] = []  # for `rgate report`
-        for example, decision in zip(examples, judged.decisions, strict=True):
-            result["questions"].append(
-                {
-                    "question": example.question.text,
-                    "dataset": example.question.dataset,
-                    "p_known": round(decision.p_known, 5),
-                    "override": None if decision.override is None else decision.override.retrieve,
-                    "p_covered": decision.p_covered,
-                    "corpus": decision.corpora[0] if decision.corpora else None,
-                    "closed_book_correct": example.known,
-                    "rag_correct": example.rag_correct,
-                    "draft": decision.draft.text[:300] if decision.draft else None,
-                }
-            )
+        result["questions"] = list(map(_as_question, examples, judged.decisions))
         write_atomically(out, json_text(result))
         say(f"Written to {out}.")
+
+
+def _as_question(example: Example, decision: Decision) -> dict[str, Any]:
+    """Return a question with its labels and its decision as JSON values, for ``rgate report``."""
+    return {
+        "question": example.question.text,
+        "dataset": example.question.dataset,
+        "p_known": round(decision.p_known, 5),
+        "override": None if decision.override is None else decision.override.retrieve,
+        "p_covered": decision.p_covered,
+        "corpus": decision.corpora[0] if decision.corpora else None,
+        "closed_book_correct": example.known,
+        "rag_correct": example.rag_correct,
+        "draft": decision.draft.text[:300] if decision.draft else None,
+    }
 
 
 def _check_latency(latency: tuple[float, float] | None) -> None:

@@ -56,6 +56,14 @@ Labelling = Annotated[
     typer.Option(help="auto: judge with --judge, gold if all questions have gold answers, else agreement."),
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="Number of concurrent LLM calls.")]
+MaxQuestions = Annotated[int | None, typer.Option(min=1, help="Ask only this many, drawn at random.")]
+SelfLabel = Annotated[
+    bool, typer.Option("--self-label", help="Label the --proxy model's own answers, by gold_answers.")
+]
+TrainedGate = Annotated[
+    Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"],
+    typer.Option(help="What to train: a probe, the gate of a paper, or the rewriter of claims."),
+]
 
 
 def tune(
@@ -69,9 +77,7 @@ def tune(
     budget: BudgetOption = None,
     labels: Labelling = "auto",
     judge: Judge = None,
-    max_questions: Annotated[
-        int | None, typer.Option(min=1, help="Ask only this many, drawn at random.")
-    ] = None,
+    max_questions: MaxQuestions = None,
     concurrency: Concurrency = 4,
     num_samples: Annotated[
         int, typer.Option(min=0, help="Answers to sample per question; the label is the share of right ones.")
@@ -170,10 +176,7 @@ def _find_embedder() -> Embedder | None:
 def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the trained gate.")],
-    gate: Annotated[
-        Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"],
-        typer.Option(help="What to train: a probe, the gate of a paper, or the rewriter of claims."),
-    ] = "probe",
+    gate: TrainedGate = "probe",
     model: Annotated[
         str,
         typer.Option("--proxy", help="Model that the gate reads: name (rgate download), folder or Hub id."),
@@ -190,9 +193,7 @@ def train(
     folds: Annotated[int, typer.Option(min=2, help="Folds of a probe's cross-validation.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of folds, initial weights and order of questions.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    self_label: Annotated[
-        bool, typer.Option("--self-label", help="Label the --proxy model's own answers, by gold_answers.")
-    ] = False,
+    self_label: SelfLabel = False,
     system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe only).")] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
 ) -> None:

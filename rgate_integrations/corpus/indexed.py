@@ -28,7 +28,7 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
     Raises:
         ConfigurationError: The index has no ``passages``.
         ProfileError: The index is empty.
-        ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+        ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
         DownloadError: The encoder could not be downloaded.
     """
     index = getattr(index, "dense", index)

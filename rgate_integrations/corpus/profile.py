@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from rgate_integrations.corpus.background import background
 from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.decision import Frozen
-from rgate_integrations.errors import ProfileError, first_line
+from rgate_integrations.errors import ProfileError
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
@@ -97,7 +97,7 @@ class CorpusProfile:
 
         Raises:
             ProfileError: There are no passages, or one is not a string.
-            ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+            ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """
         return cls._from_sample(sample_texts(texts, MAX_PASSAGES), name, "texts")
@@ -119,7 +119,7 @@ class CorpusProfile:
             ConfigurationError: The retriever cannot be searched, its results have no text, or ``searches``
                 is below 1.
             ProfileError: A search failed, or no search found anything in time.
-            ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+            ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """
         return cls._from_sample(
@@ -136,7 +136,7 @@ class CorpusProfile:
 
         Raises:
             ProfileError: The description is blank, or not a string.
-            ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+            ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """
         return cls._from_sample(sample_texts([text], MAX_PASSAGES), name, "description")
@@ -145,8 +145,8 @@ class CorpusProfile:
     def _from_sample(cls, sample: Sample, name: str, source: Source) -> Self:
         if not sample.texts:
             raise ProfileError(
-                f"The corpus {name!r} has no passages.",
-                hint="Check that its texts, or its retriever's results, are not empty.",
+                f"The {'description' if source == 'description' else 'passages'} of the corpus {name!r} are empty.",
+                hint="Check the texts, the retriever's results, or the description.",
             )
         encoder = corpus_encoder()
         beginnings = [text[:_READ_CHARS] for text in sample.texts]
@@ -222,7 +222,7 @@ class CorpusProfile:
         """Embed questions, and return `p_covered` of each, shape (questions,).
 
         Raises:
-            ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+            ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """
         return self.p_covered(corpus_encoder().vectors(questions, "query: "), questions)
@@ -296,8 +296,7 @@ class CorpusProfile:
             raise
         except Exception as error:  # the folder may come from anywhere
             raise ProfileError(
-                f"The profile in {str(folder)!r} cannot be read: "
-                f"{first_problem(error) if isinstance(error, ValidationError) else first_line(error)}.",
+                f"The profile in {str(folder)!r} cannot be read: {first_problem(error)}.",
                 hint=_MAKE_AGAIN,
             ) from error
 
@@ -378,7 +377,7 @@ def corpus_encoder() -> Encoder:
     """Return the encoder, shared within the process.
 
     Raises:
-        ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+        ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
         DownloadError: The encoder could not be downloaded.
     """
     return shared_encoder(fetch_path(ENCODER, "gate's model"))

@@ -25,6 +25,7 @@ from rgate_integrations.runtime.files import (
     read_file,
     write_folder,
 )
+from rgate_integrations.runtime.records import first_problem
 
 ABILITY = "ability.json"
 """Name of the file that holds a measured ability, in its folder."""
@@ -321,6 +322,6 @@ def read_measured(folder: str | Path) -> Ability | None:
         return Ability(**facts)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(
-            f"The ability in {str(folder)!r} cannot be read: {error}.",
+            f"The ability in {str(folder)!r} cannot be read: {first_problem(error)}.",
             hint="Check the file's permissions, or measure it again with `rgate ability`.",
         ) from error

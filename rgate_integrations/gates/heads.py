@@ -108,7 +108,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     def replace(self, **parameters: Any) -> Self:
         """Return a copy with other parameters.
 
-        If ``artifact`` is given, it is read; for ``llm_name`` without ``ability``, the ability is looked up.
+        A new ``artifact`` is loaded, and brings its own threshold and proxy. For ``llm_name`` without ``ability``,
+        the ability is looked up.
         """
         if "llm_name" in parameters:
             parameters = {"ability": None, "llm_name_source": "", **parameters}

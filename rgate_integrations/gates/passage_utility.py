@@ -23,6 +23,7 @@ from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import SHIPPED, find_folder, read_file
+from rgate_integrations.runtime.records import first_problem
 
 DEFAULT = "look-first"
 """Name of the shipped model of P(helps)."""
@@ -130,7 +131,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
         return PassageUtilityModel.model_validate_json(read_file(folder / FILE))
     except (OSError, ValueError) as error:
         raise ModelLoadError(
-            f"The model of P(helps) in {str(name)!r} cannot be read: {error}",
+            f"The model that estimates P(helps), in {str(name)!r}, cannot be read: {first_problem(error)}",
             hint=f"Check the folder, or use the shipped model, read_utility_model({DEFAULT!r}).",
         ) from error
 

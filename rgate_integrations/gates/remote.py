@@ -31,11 +31,11 @@ _SENT = {"question", "history", "draft", "popularity"}
 
 
 class RemoteGate(NamedLLMGate):
-    """Decides as the gate of a decision server does, also for partial answers.
+    """Asks the gate of a decision server, for questions and for partial answers.
 
-    The threshold is the server's, unless ``threshold`` is another number than 0.5, or the request has its own.
-    Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the gate fails, so the
-    question retrieves. The client applies its rules (``always=``, ``never=``) itself.
+    The server's threshold applies unless the request has its own, or ``threshold`` is something other than 0.5 (so
+    0.5 counts as not set). Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the
+    gate fails, so the question retrieves. Rules (``always=``, ``never=``) are applied here, and not sent.
 
     Attributes:
         url: Base URL of the server, such as ``http://localhost:8377``.

@@ -57,10 +57,15 @@ class TrainedGate(Gate):
         return self
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters, or itself if there are none; a new ``artifact`` is loaded."""
-        if "artifact" in parameters:
-            parameters = {"trained": None, **parameters}
-        return super().replace(**parameters)
+        """Return a copy with other parameters, or itself if there are none.
+
+        A new ``artifact`` is loaded, and brings its own threshold and proxy.
+        """
+        if "artifact" not in parameters:
+            return super().replace(**parameters)
+        of_artifact = {"trained", "threshold", "proxy"}
+        kept = {name: value for name, value in self.__dict__.items() if name not in of_artifact}
+        return self.from_parameters({**kept, **parameters})
 
     def check_states(self, states: Float32Array, shape: tuple[int, ...], base_model: str = "") -> None:
         """Reject hidden states whose shape does not match the weights.

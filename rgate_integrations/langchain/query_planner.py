@@ -58,7 +58,7 @@ def check_decision(result: Any) -> Decision | Exception:
         return result
     raise ConfigurationError(
         f"The gate returned {type(result).__name__} instead of a Decision.",
-        hint="Let it return a Decision, or pass a RetrievalGate or what RetrievalGate(gate=...) accepts.",
+        hint="Make it return a Decision, or pass a RetrievalGate or anything that RetrievalGate(gate=...) accepts.",
     )
 
 

@@ -141,8 +141,8 @@ class FaissVectorStore(VectorStore):
         ids = [None] * len(texts) if ids is None else ids
         if not len(ids) == len(metadatas) == len(texts):
             raise ConfigurationError(
-                f"{len(ids)} ids and {len(metadatas)} metadatas do not match {len(texts)} texts.",
-                hint="Pass one id and one metadata dict per text.",
+                f"{len(texts)} texts, but {len(metadatas)} metadatas or {len(ids)} ids.",
+                hint="Pass one metadata dict and one id per text, or leave these arguments out.",
             )
         names = [uuid.uuid4().hex if id is None else str(id) for id in ids]  # 0 and "" are ids
         row_of = {name: row for row, name in enumerate(names)}

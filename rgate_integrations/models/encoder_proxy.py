@@ -131,8 +131,8 @@ def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
     for layer, span, pooling in layers:
         if not 0 < layer <= ALL_LAYERS or (span, pooling) != ("question", "mean"):
             raise EvidenceError(
-                f"{ENCODER} only provides means over the question, of layers 1 to {ALL_LAYERS}, "
-                f"not layer {layer} with the span {span!r} and the pooling {pooling!r}.",
+                f"This gate needs hidden states that {ENCODER} does not provide: layer {layer}, span {span!r}, "
+                f"pooling {pooling!r}. It has only layers 1 to {ALL_LAYERS}, averaged over the question.",
                 hint="Use the model that the gate was made for, such as proxy='smollm2-135m-instruct'.",
             )
     return layer_numbers(layers)

@@ -28,8 +28,8 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` for bfloat16 on CUDA and float32 elsewhere.
 
     Raises:
-        ModelLoadError: It is not a causal language model, cannot be loaded or may not be downloaded, or its
-            weights are not safetensors.
+        ModelLoadError: It is not a causal language model, cannot be loaded, is missing and may not be downloaded
+            here, or its weights are not safetensors.
         DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
         ImportError: The extra ``local`` is not installed.
@@ -64,7 +64,7 @@ def load_tokenizer(name: str) -> Any:
     """Load a model's tokenizer.
 
     Raises:
-        ModelLoadError: The model has no tokenizer that can be loaded, or may not be downloaded.
+        ModelLoadError: The model has no tokenizer that can be loaded, or is missing and may not be downloaded here.
         DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
         ImportError: The extra ``local`` is not installed.

@@ -17,7 +17,7 @@ from pydantic import (
     ValidationError,
 )
 
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import DataFormatError, first_line
 from rgate_integrations.runtime.files import read_jsonl
 
 _T = TypeVar("_T")
@@ -103,8 +103,10 @@ class Record:
             raise self.error(f"{problem} ({error.errors()[0]['msg']})") from None
 
 
-def first_problem(error: ValidationError) -> str:
-    """Return the first problem that pydantic found, as ``field: message``; its own text lists all, over pages."""
+def first_problem(error: Exception) -> str:
+    """Return an error's first line; of pydantic's, the first problem as ``field: message``, not all, over pages."""
+    if not isinstance(error, ValidationError):
+        return first_line(error)
     problem = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")
 

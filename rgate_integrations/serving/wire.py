@@ -115,7 +115,7 @@ class SystemOneRequest(BaseModel):
     model: LLMName = NO_LLM
 
     def item(self) -> DecideItem:
-        """Return the user's question.
+        """Return the user's question with the turns before it.
 
         Raises:
             ConfigurationError: The state has no question, or a gate cannot answer one of the typed questions.

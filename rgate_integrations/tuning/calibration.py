@@ -298,8 +298,9 @@ def calibrate(
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])
     if len(choose) < LEAST:
         raise DataFormatError(
-            f"Half of the {len(examples)} questions calibrate P(known), so only {len(choose)} choose a threshold.",
-            hint=f"Give at least {2 * LEAST} questions; a useful guarantee needs hundreds.",
+            f"Half of the {len(examples)} questions calibrate P(known), so only {len(choose)} are left to choose a "
+            f"threshold; {LEAST} are needed.",
+            hint="Add questions: a useful guarantee needs hundreds.",
         )
     judged = judge(gate, examples, draft=draft, progress=progress)
     p_known = np.array([decision.p_known for decision in judged.decisions])

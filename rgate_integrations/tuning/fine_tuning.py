@@ -171,13 +171,13 @@ def fine_tune(
             belong to another run.
     """
     if not pairs:
-        raise ConfigurationError("The data have no training pairs.", hint='Add lines with "claims".')
+        raise ConfigurationError(
+            "There is nothing to train on: no line has a usable claim.",
+            hint='Each line needs "question" and "claims": [{"claim": "…"}], with at least one claim that has text.',
+        )
     check_replaceable(out := expand(out), (ADAPTER,))
     proxy = TransformersProxy(model)
-    rows = []
-    for pair in pairs:
-        prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
-        rows.append({"prompt": prompt, "target": target, "weight": pair.weight})
+    rows = _as_rows(pairs, proxy)
     # The identity includes the rows, because other labels for the same questions make it another run.
     contents = hashlib.sha256(repr(rows).encode()).hexdigest()
     identity = json.dumps([asdict(recipe), seed, model, proxy.fingerprint, contents])
@@ -202,6 +202,15 @@ def fine_tune(
     (staging / "README.md").unlink(missing_ok=True)  # peft's empty model card
     rename_folder(staging, out)
     shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def _as_rows(pairs: Sequence[Pair], proxy: TransformersProxy) -> list[dict[str, Any]]:
+    """Return pairs in token ids, as `collate` takes them."""
+    rows = []
+    for pair in pairs:
+        prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
+        rows.append({"prompt": prompt, "target": target, "weight": pair.weight})
+    return rows
 
 
 def last_checkpoint(checkpoints: Path, identity: str) -> str | None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import DataFormatError, first_line
+from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import plain
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import gate_argument
@@ -67,9 +67,8 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
         try:
             results.append(Result.model_validate(parse_json(read_file(path, _MAX_RESULT_BYTES))))
         except (OSError, ValueError) as error:
-            problem = first_problem(error) if isinstance(error, ValidationError) else first_line(error)
             raise DataFormatError(
-                f"{str(path)!r} is not a result of an evaluation: {problem}.",
+                f"{str(path)!r} is not a result of an evaluation: {first_problem(error)}.",
                 hint="Make one with rgate evaluate … --out FILE.",
             ) from error
     return results

@@ -66,7 +66,9 @@ def label_own_answers(
     for record in chain.from_iterable(map(read_records, paths)):
         question = Question.from_record(record)
         if not question.gold and label != "certainty":
-            raise record.error("gold_answers is missing; only the label certainty needs none")
+            raise record.error(
+                'gold_answers is missing (only label="certainty", --label certainty, needs none)'
+            )
         questions.append(question)
     if label == SELF_LABEL:
         answers = cached_answers("answers", {"direct": ModelArm(proxy, prompt=prompt)}, questions, progress)
