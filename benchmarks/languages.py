@@ -5,7 +5,8 @@
 A fifth of each language's templates is held out, and all templates of some languages (see `text_rows`). ``--frames``
 adds requests in other held-out frames: work, paragraphs, conversations, prompts of programs. ``--facts`` adds 300
 questions that LLMs answered in English, each translated into one of twelve languages (`translations.jsonl`; every
-line names its licence). It shows whether the gate predicts in other languages as well what an LLM knows.
+line names its licence). It shows whether the gate predicts in other languages as well what an LLM knows. FOLDER has
+``adaptive_llama31_8b.*.dev.jsonl``, ``retrievalqa.jsonl`` and the recorded answers of ``strong`` and ``more``.
 """
 
 from pathlib import Path

@@ -141,8 +141,14 @@ def needs_extra(extra: str) -> Iterator[None]:
     """
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise missing_dependency(error.name or str(error), extra) from error
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"The packages of the extra {extra!r}, too old or unsuited to each other, cannot be imported: "
+            f"{first_line(error)}.",
+            hint=f'Run: pip install --upgrade "rgate-integrations[{extra}]"',
+        ) from error
 
 
 def missing_dependency(module: str, extra: str) -> MissingDependencyError:

@@ -230,7 +230,9 @@ def test_what_is_not_pinned_does_not_pass(corpus, cache, monkeypatch, change, er
     monkeypatch.setitem(CATALOGUE, "test-leads", change(corpus))
     with pytest.raises(error, match=why) as caught:
         download("test-leads")
-    assert "--source hub" in caught.value.hint
+    assert ("--source hub" in caught.value.hint) == isinstance(
+        caught.value, ChecksumError
+    )  # it is not on the Hub
     assert visible(cache) == []
 
 
@@ -378,10 +380,10 @@ def test_resolve_model(cache, tmp_path, monkeypatch):
         (resolve_model, "SmolLM2-135M", UnknownNameError, "Did you mean smollm2-135m-instruct?"),
         # Regression: a gate trained on a model in this folder named only the catalogue, elsewhere.
         (resolve_model, "my-model", UnknownNameError, "If it is a folder, give its full path; .* proxy="),
-        (resolve_model, "./nowhere", ModelLoadError, "is not a model folder"),
-        (resolve_model, "~/nowhere", ModelLoadError, "is not a model folder"),
-        (resolve_model, "a/b/c", ModelLoadError, "is not a model folder"),
-        (resolve_model, __file__, ModelLoadError, "is not a model folder"),
+        (resolve_model, "./nowhere", ModelLoadError, "does not exist"),
+        (resolve_model, "~/nowhere", ModelLoadError, "does not exist"),
+        (resolve_model, "a/b/c", ModelLoadError, "does not exist"),
+        (resolve_model, __file__, ModelLoadError, "is a file"),
         (corpus_path, "encyclopedia-leads", DownloadError, "rgate download encyclopedia-leads"),
         (corpus_path, "smollm2-135m-instruct", UnknownNameError, "There is no corpus named"),
         (partial(download, source="hub"), "encyclopedia-leads", DownloadError, "leads is not on the Hub"),

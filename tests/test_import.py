@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from rgate_integrations.errors import MissingDependencyError, needs_extra
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
 from rgate_integrations.models.encoder import ENCODER
@@ -81,3 +82,15 @@ def test_deciding_and_searching_need_neither_torch_nor_transformers(embedder_mod
     download(ENCODER)
     download(READER)
     assert NEURAL & modules_after(DECIDES + SEARCHES) == set()
+
+
+def test_a_module_that_is_there_but_does_not_fit_is_not_said_to_be_missing():
+    """Regression: it was "needed, but not installed"."""
+    with (
+        pytest.raises(MissingDependencyError, match="cannot import name 'no' from 'json'") as caught,
+        needs_extra("local"),
+    ):
+        from json import no  # noqa: F401
+    assert "pip install --upgrade" in caught.value.hint
+    with pytest.raises(MissingDependencyError, match="module 'nowhere' is needed"), needs_extra("local"):
+        import nowhere  # noqa: F401

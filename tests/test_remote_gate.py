@@ -29,6 +29,8 @@ def test_it_decides_one_and_many_in_threads_and_on_a_loop(words, url):
     gate = load_gate(url)
     draft = Draft(text="It is", tokens=("It", " is"), logprobs=(-0.1, -0.2), source="llm", model="m")
     assert not gate.decide("known", draft=draft, history=["user: Hello"]).retrieve
+    assert not load_gate(f"{url}/v1").decide("known").retrieve  # as of an LLM's server
+    words.asked.pop()
     (request,) = words.asked[-1]
     assert (request.question, request.draft, request.history) == ("known", draft, ("user: Hello",))
     questions = ["known", "who?"] * 50

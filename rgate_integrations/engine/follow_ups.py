@@ -1,7 +1,7 @@
 """Detects follow-ups, which cannot be understood alone, such as "And how tall is he?".
 
-If earlier turns are given, a gate that reads them decides normally, and any other gate retrieves. If none are given,
-a message that refers back retrieves, unless a gate that was trained on conversations is sure.
+If earlier turns are given, a gate that reads them judges the message with them, and any other gate retrieves. If none
+are given, a message that refers back retrieves, unless a gate that was trained on conversations is sure.
 """
 
 from __future__ import annotations

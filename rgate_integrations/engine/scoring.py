@@ -111,10 +111,10 @@ def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
 
 
 def read_request(request: Request, sources: Sources) -> Evidence:
-    """Return evidence of a request in the form that models read: plain letters and, if very long, truncated.
+    """Return the `Evidence` for a request, with its text as models read it.
 
-    Truncation keeps the beginning, the end and, as far as they fit, the sentences in between that ask for
-    something.
+    The text is in the plain letters of `plain_text`. One of more than `MAX_REQUEST_TOKENS` is cut to its beginning,
+    its end and, as far as they fit, the sentences in between that ask for something.
     """
     question, original = plain_text(request.question), ""
     if question != request.question:

@@ -150,7 +150,8 @@ class DecisionClient:
     """
 
     def __init__(self, url: str, token: SecretStr | None, seconds: float) -> None:
-        self.url, self._credentials = read_credentials(url, token or os.environ.get(TOKEN))
+        url, self._credentials = read_credentials(url, token or os.environ.get(TOKEN))
+        self.url = url.removesuffix("/v1")
         self._seconds = seconds
         self._is_broken = False
 
@@ -190,7 +191,7 @@ class DecisionClient:
         if len(decisions) != len(items):
             raise ServerError(
                 f"The server at {self.url} does not answer like a decision server.",
-                hint="Check that rgate serve runs at this URL, in the same version as this client.",
+                hint="Check that rgate serve runs at this URL, and that it is the same version as this client.",
             )
         return decisions
 

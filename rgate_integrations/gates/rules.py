@@ -184,7 +184,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 
 
 def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
-    """Return the states by which texts are compared, each as one segment, shape (texts, hidden size)."""
+    """Read each text as a single segment; return the states by which texts are compared, (texts, hidden size)."""
     as_segments = [Segmented(((" ".join(text.split()),),)) for text in texts]
     pooled = encoder.request_states(ANSWER, as_segments, RequestLayers((LAYER,), (LAYER,)))
     return np.stack([states.segments[0, 0] for states in pooled])

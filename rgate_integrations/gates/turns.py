@@ -309,7 +309,7 @@ def _question_before(request: Request) -> str:
 
 
 def _messages(request: Request) -> Iterable[str]:
-    """Yield the texts to compare with the examples: the question that ends the last turn, and short user messages."""
+    """Yield the texts to compare with the examples: the assistant's last question, and short user messages."""
     question = _question_before(request)
     if question:
         yield question

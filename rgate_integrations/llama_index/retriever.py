@@ -40,7 +40,7 @@ def node_id(node: NodeWithScore) -> str:
 
 
 class FlowRetriever(BaseRetriever):
-    """A retriever whose search is a single flow for sync and async callers."""
+    """A retriever that implements its search once, in `find`, for both sync and async callers."""
 
     @abstractmethod
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:

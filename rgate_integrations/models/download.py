@@ -84,7 +84,7 @@ def fetch_path(name: str, what: str) -> Path:
 def download(name: str, *, source: Source | None = None) -> Path:
     """Download a catalogue entry into the cache unless it is already there.
 
-    If a download is interrupted, the next one of the same name continues with its files.
+    After Ctrl-C or a killed process, the next call uses the files that were fetched; after an error, it starts over.
 
     Args:
         name: Name of the entry.
@@ -244,8 +244,10 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     if os.path.isdir(path):  # False for "", which `Path` would take for the current folder
         return path
     if os.path.isfile(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        problem = "is a file" if os.path.isfile(path) else "does not exist"
         raise ModelLoadError(
-            f"{name!r} is not a model folder.", hint="Give the path of a folder with config.json."
+            f"The model folder {name!r} {problem}.",
+            hint="Give the path of a folder with config.json, or a Hub id such as owner/name.",
         )
     if "/" not in name or "\0" in name:
         unknown = unknown_name(kind, name, known)

@@ -42,7 +42,7 @@ class RequestLayers:
 
     @property
     def every(self) -> tuple[PooledLayer, ...]:
-        """The states for the whole request, then those for segments."""
+        """All layers to pool: those for the whole request, then those for segments."""
         return (*self.whole, *self.segments)
 
 

@@ -124,7 +124,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
             f"The adapter {adapter!r} could not be loaded into the model: {first_line(error)}",
             hint='Run: pip install "rgate-integrations[local]"'
             if isinstance(error, ImportError)
-            else f"Use an ordinary LoRA adapter of this model that has {_ADAPTER_WEIGHTS}; pickles are not read.",
+            else f"Use an ordinary LoRA adapter for this model, with {_ADAPTER_WEIGHTS}; pickles are not read.",
         ) from error
 
 

@@ -84,7 +84,7 @@ def require_states(proxy: Proxy) -> HasStates:
     if not isinstance(proxy, HasStates):
         raise EvidenceError(
             f"This gate needs hidden states, which the model {proxy.name!r} does not provide.",
-            hint="Use a gate that judges text, such as 'ik', or a local model as proxy=.",
+            hint="Omit proxy=, so that the gate reads its own model; or use one that reads only text, such as 'ik'.",
         )
     return proxy
 

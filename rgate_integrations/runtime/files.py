@@ -423,8 +423,9 @@ def _parse_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator
             raise DataFormatError(
                 f"{where}: byte {error.start + 1} of the line is not UTF-8.", hint="Save the file as UTF-8."
             ) from error
-        except ValueError as error:
-            raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error
+        except ValueError as error:  # its own text counts lines from this one
+            problem = str(error).partition(": line ")[0]
+            raise DataFormatError(f"{where}: not JSON ({problem}).", hint=hint) from error
 
 
 @contextmanager

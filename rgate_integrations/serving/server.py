@@ -142,7 +142,7 @@ def protect(
 
 
 class _TimedProtocol(H11Protocol):
-    """HTTP/1.1 with a timeout for complete request headers: uvicorn's own is only for their first byte."""
+    """HTTP/1.1 that closes connections with late request headers; uvicorn only limits the wait between requests."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

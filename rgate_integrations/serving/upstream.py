@@ -274,7 +274,7 @@ class EventReader:
         self._after_cr = False
 
     def read(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the data of each event that ends in a chunk."""
+        """Yield the data of each event that a chunk completes."""
         # A CRLF may be split between two chunks.
         if self._after_cr:
             chunk = chunk.removeprefix(b"\n")
@@ -292,7 +292,7 @@ class EventReader:
 
 
 def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
-    """Remove headers by name, the headers that ``Connection`` names, and this gateway's own."""
+    """Remove the headers in ``names``, those that ``Connection`` lists, and the gateway's own (``x-rgate…``)."""
     named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     for name in list(headers):
         if name in names or name in named or name == OWN_HEADER or name.startswith(f"{OWN_HEADER}-"):

@@ -201,7 +201,8 @@ def read_examples(
 
     Raises:
         DataFormatError: A file cannot be read or has no new question, a line lacks a key or has an invalid
-            value, or a repeated question has a different label; the message names file and line.
+            value, or a question counts as known in one line and as unknown in another (otherwise, its first
+            label counts). The message names the file and, for a line, its number.
     """
     seen: dict[str, tuple[bool, str]] = {}
     files = []

@@ -215,7 +215,7 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
 def _fit_and_write(
     answers: Answers, folder: Path, failed: int, options: TuneOptions, progress: Progress
 ) -> TuneResult:
-    """Label the answers, read the questions, and fit and write both gates."""
+    """Label the answers, run the prior gate on their questions, and fit and write the gates."""
     labels = label(
         answers,
         options.labels,
