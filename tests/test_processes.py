@@ -194,6 +194,28 @@ def test_a_child_finds_every_lock_free_and_searches(code, printed_line):
     assert ended(python(code))[:2] == (0, printed_line)
 
 
+ENDS = """
+import os, signal, sys
+from rgate_integrations import load_gate
+
+gate = load_gate()
+gate.decide("Who wrote Hamlet?")
+for uses in (False, True):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(600)
+        sys.exit(gate.decide("What is the capital of France?").retrieve if uses else 0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@FORK
+@pytest.mark.model
+def test_a_child_of_a_process_that_has_decided_ends_as_any_other():
+    """Regression: the telemetry of ONNX Runtime hung, or aborted, at the end of a worker of `gunicorn --preload`."""
+    assert ended(python(ENDS))[:2] == (0, "0\n0\n")
+
+
 # --- the end of the process --------------------------------------------------------------------------------
 
 BUSY = """

@@ -1,6 +1,7 @@
 """The decision server: what it answers, to its own clients and to those of System One, and what it refuses."""
 
 import asyncio
+import gzip
 import json
 import logging
 import re
@@ -144,6 +145,24 @@ def test_what_system_one_cannot_be_asked_is_refused_with_a_list_of_what_can(url,
 
 
 # --- limits -------------------------------------------------------------------------------------------------------
+
+
+ASKED = b'{"questions": ["who?"]}'
+JSON = "application/json"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        *((body, JSON) for body in (b"", b"{", b"[1]", b'"who?"', gzip.compress(ASKED))),
+        *((ASKED, kind) for kind in ("", "text/plain", "application/x-www-form-urlencoded")),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_told_what_to_send(url, body, kind):
+    """Regression: curl -d, without a content type, was told that its object was none; half an object, "1: ..."."""
+    error = post(url, "/v1/decide", body, **{"content-type": kind}).json()["error"]
+    assert error["message"].startswith("body: It must be a JSON object")
+    assert "Content-Type: application/json" in error["hint"]
 
 
 @pytest.mark.parametrize(

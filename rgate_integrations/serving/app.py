@@ -117,12 +117,16 @@ class DecisionRoutes:
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """Return the response to an invalid request, or to a failure of the server."""
-        if isinstance(error, HTTPException) and error.status_code == 400:  # FastAPI cannot parse the body
+        # FastAPI could not parse the body, or did not try to, because of the content type.
+        if (isinstance(error, HTTPException) and error.status_code == 400) or (
+            isinstance(error, RequestValidationError) and not isinstance(error.body, dict)
+        ):
             return problem(
                 422,
                 "InvalidRequest",
-                "body: It must be JSON in UTF-8, without deep nesting or numbers with thousands of digits.",
-                "See /openapi.json for the format.",
+                "body: It must be a JSON object in UTF-8, not compressed, without deep nesting or numbers with "
+                "thousands of digits.",
+                "Send the header Content-Type: application/json. See /openapi.json for the format.",
             )
         if isinstance(error, HTTPException):  # no such route, or the wrong method
             return problem(
@@ -132,7 +136,7 @@ class DecisionRoutes:
             messages = []
             # The input is left out: it may be a long question, which does not belong in a log.
             for detail in error.errors()[:_MAX_ERRORS]:
-                field = ".".join(map(str, detail["loc"][1:])) or "body"
+                field = ".".join(map(str, detail["loc"][1:]))
                 messages.append(f"{field[:100]}: {detail['msg']}")
             return problem(422, "InvalidRequest", "; ".join(messages), "See /openapi.json for the format.")
         kind = type(error).__name__
