@@ -291,7 +291,7 @@ def monitor(
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records
-    from rgate_integrations.tuning.evaluation import measure_drift
+    from rgate_integrations.tuning.evaluation import is_judged, measure_drift
 
     saved = read_gate(gate)
     calibration = Record(
@@ -306,8 +306,7 @@ def monitor(
             covered.append(p_covered >= COVERED)
             if p_covered < COVERED and p_known < saved.threshold:
                 gaps.append(str(record.fields.get("question")))
-        # In a failed or overridden decision, P(known) may not be the gate's.
-        if p_known is not None and not record.fields.get("error") and not record.fields.get("override"):
+        if p_known is not None and is_judged(p_known, *map(record.fields.get, ("override", "error"))):
             logged.append(p_known)
     if covered:
         say(f"Of {len(covered)} questions, {sum(covered) / len(covered):.1%} are about a corpus.")
@@ -319,7 +318,7 @@ def monitor(
     drift = measure_drift(scores, n, logged, saved.threshold)
     low, high = drift.interval
     say(
-        f"{drift.n} decisions: retrieval rate {drift.retrieval_rate:.1%}, {drift.expected_rate:.1%} at calibration; "
-        f"population stability index {drift.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
+        f"{drift.n} decisions: P(known) below the threshold in {drift.retrieval_rate:.1%}, {drift.expected_rate:.1%} "
+        f"at calibration; population stability index {drift.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
     )
     say(drift.advice, bold=True)
