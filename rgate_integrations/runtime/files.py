@@ -115,8 +115,10 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
             other than a README, or the lock or an unfinished copy of one.
 
     Raises:
-        ConfigurationError: The name is taken by a file, or by a folder of another kind or that cannot be read.
+        ConfigurationError: The name is taken by a file, or by a folder of another kind or that cannot be read; or
+            the target is the current folder, one above it, or the root.
     """
+    _beside(target, "before")  # raises now if the folder could not be renamed after the work
     if os.path.isfile(target):
         raise ConfigurationError(f"{str(target)!r} is a file, not a folder.", hint="Choose another name.")
     try:
