@@ -73,8 +73,9 @@ def collect(
 ) -> None:
     """Make paired data: your LLM's answers with and without retrieval. Run it again to resume."""
     from rgate_integrations.runtime.files import check_output
+    from rgate_integrations.runtime.records import read_records
     from rgate_integrations.tuning import collect as run
-    from rgate_integrations.tuning.questions import read_questions
+    from rgate_integrations.tuning.questions import Question, read_questions
 
     check_output(out, questions)
     to_ask = read_questions(questions, gold=True)
@@ -92,9 +93,12 @@ def collect(
             progress=bar.report,
         )
     say_habits(answering)
+    answered = {Question.from_record(record).key for record in read_records(out)}
+    n = sum(question.key in answered for question in to_ask)
     # Evaluating needs the answers with passages, too.
     say(
-        f"Asked {len(to_ask)} questions. The answers are in {out}. "
+        f"{n} of {len(to_ask)} questions are answered, in {out}. "
+        f"{'' if n == len(to_ask) else 'Run the command again to repeat the failed calls. '}"
         f"Next: rgate {'train --out GATE' if closed_book else 'evaluate'} --data {out}"
     )
 
