@@ -13,17 +13,18 @@ from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.models.base import HiddenStates
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning import ability as measuring
+from rgate_integrations.tuning import collect
 from rgate_integrations.tuning.ability import (
     estimate_ability,
     measure_ability,
     read_anchors,
 )
-from rgate_integrations.tuning.arms import ObjectArm
+from rgate_integrations.tuning.arms import ModelArm, ObjectArm
 from tests.commands import printed
 from tests.fake_server import Fake, answer
 from tests.saved_gates import FACTS, HEADS
 from tests.scripted_proxy import ScriptedProxy
-from tests.tuning_parts import Direct
+from tests.tuning_parts import Direct, Model
 
 PRIOR = Ability("m", 0.5, 1.0, "a test")
 KINDS = {anchor.text: anchor.dataset for anchor in read_anchors()}
@@ -89,6 +90,15 @@ def test_what_was_measured_is_what_llm_name_takes(flat, tmp_path):
     assert measured.ability.sd < measured.prior.sd
     assert resolve_ability(str(measured.folder))[0].theta == pytest.approx(measured.ability.theta, abs=1e-3)
     assert load_gate(llm_name=str(measured.folder)).gate.ability.llm == "Llama-3.2-1B"
+
+
+def test_questions_collected_under_the_same_name_are_no_anchors(flat, tmp_path):
+    """Regression: both were kept in one file, so 10 more questions were measured, and 100 anchors collected."""
+    mine = [{"question": f"What is {i}?", "gold_answers": ["4"]} for i in range(10)]
+    model = Model()
+    out = collect(mine, model, tmp_path / "mine.jsonl")
+    assert measure_ability(ModelArm(model), tmp_path / "mine").ability.source.split()[3] == "100"
+    assert len(collect(mine, model, out).read_text().splitlines()) == 10
 
 
 def test_an_anchor_that_asks_for_no_fact_in_the_gates_eyes_says_nothing_of_the_ability(

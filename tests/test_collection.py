@@ -76,8 +76,12 @@ def test_who_fails_ten_times_in_a_row_is_asked_no_more_and_the_same_run_goes_on(
 
 def test_two_runs_for_one_gate_are_refused(tmp_path, prior):
     """Regression: the second to end replaced the first's gate, without ``update``."""
-    with locked(tmp_path / "my-gate.answers.jsonl"), pytest.raises(LockedError):
-        tuned(tmp_path, prior)
+    with locked(tmp_path / "my-gate.answers.jsonl"):
+        with pytest.raises(LockedError):
+            tuned(tmp_path, prior)
+        # Regression: `collect` appended to the same answers, and asked again what was being asked.
+        with pytest.raises(LockedError):
+            collect(ASKED, Model(), tmp_path / "my-gate.jsonl")
 
 
 def test_several_calls_are_under_way_at_once(tmp_path, prior):

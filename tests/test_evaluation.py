@@ -1,6 +1,7 @@
 """Paired data, metrics, break-even and calibration: bad files first, then numbers worked by hand, then coverage."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -221,6 +222,33 @@ def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_th
     ]
     assert {d.retrieve for d in real[::8]} == {False}
     assert {d.retrieve for d in real[4::8]} == {True}
+
+
+class Sevens(ScriptedProxy):
+    """Fails for questions that end with 7."""
+
+    def _called(self, what, values):
+        if any(each["question"].endswith("7?") for each in values):
+            raise RuntimeError("scripted failure")
+
+
+def test_neither_rules_nor_failures_change_the_map_and_failures_count_as_retrieving(tmp_path):
+    """Regression: they were fitted and logged as P(known) = 0, so that the map had lost its slope."""
+    gate = load_gate("ik", proxy=Sevens(), always=[re.compile(r"[1-3]\?")])
+    real = gate.decide_batch([f"What is number {i}?" for i in range(400)])
+    asked = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in real]
+    for line in asked:
+        line["closed_book_correct"] |= bool(re.search(r"[1-37]\?", line["question"]))
+    found = calibrate(gate, read_paired([write(tmp_path / "d.jsonl", *asked)]), Budget(0.9))
+    fit, choose = np.split(np.random.default_rng(0).permutation(400), [200])
+    p, judged = np.array([d.p_known for d in real]), np.array([not (d.error or d.override) for d in real])
+    assert judged.sum() == 240  # of 400, 120 by the rule and 40 failed
+    fit, logged = fit[judged[fit]], choose[judged[choose]]
+    assert found.gate.gate.probability == fit_map(p[fit], p[fit] > 0.5)
+    decided = found.gate.decide_batch([real[i].question for i in choose])
+    assert found.choice.facts["retrieval_rate"] == np.mean([d.retrieve for d in decided])
+    mapped = [found.gate.gate.probability(p[i]) for i in logged]
+    assert found.provenance["scores"] == np.quantile(mapped, np.linspace(0, 1, 101)).round(5).tolist()
 
 
 def with_a_corpus():

@@ -14,6 +14,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, Write
 from rgate_integrations.index import PassageIndex
 from rgate_integrations.runtime.files import (
     JsonlLog,
+    check_output,
     find_folder,
     locked,
     read_file,
@@ -81,6 +82,9 @@ def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="Cannot write to"):
         write_folder(name, {"a": "1"})
+    # Regression: an empty current folder passed the check, and the work was lost at its end.
+    with pytest.raises(ConfigurationError, match="Cannot write to"):
+        check_output(name, files=("a",))
     assert find_folder(name).is_dir()
     assert list(tmp_path.iterdir()) == []
 

@@ -155,6 +155,14 @@ def test_drift_is_distinguished_from_chance_for_any_number_of_questions():
         drift(rng, 60, 10)
 
 
+def test_a_gate_with_two_scores_drifts_too():
+    """Regression: both scores were in one bin, so no change was ever found."""
+    before = np.quantile([0.2] * 165 + [0.8] * 135, np.linspace(0, 1, 101))
+    assert measure_drift(before, 300, [0.2] * 110 + [0.8] * 90, 0.5).advice == LIKE
+    for score in (0.2, 0.8):
+        assert measure_drift(before, 300, [score] * 200, 0.5).advice == CHANGED
+
+
 def test_the_calibration_of_anybody_is_compared():
     for n in (-5, 0, 1e308):
         assert measure_drift([0.5], n, [0.5] * 50, 0.5).retrieval_rate == 0
@@ -166,7 +174,7 @@ def test_monitoring_from_the_command_line(tmp_path):
     lines = [{"question": "q", "p_known": i / 100} for i in range(100)]
     log = write(tmp_path / "log.jsonl", *lines, {"question": "", "error": {"type": "x"}})
     output = printed("monitor", log, "--gate", tmp_path / "gate")
-    assert "100 decisions: retrieval rate 50.0%" in output
+    assert "100 decisions: P(known) below the threshold in 50.0%" in output
     assert "index 0.00 (95 %: 0.00 to 0.00)" in output
     assert "corpus" not in output
     for number, line in enumerate(lines):
@@ -178,3 +186,14 @@ def test_monitoring_from_the_command_line(tmp_path):
         f"q{2 * i}" for i in range(20)
     ]
     assert isinstance(rgate("monitor", log, "--gate", "default").exception, DataFormatError)  # a probe
+    # Regression: the decisions that a corpus had overridden were left out, so the others seemed to have changed.
+    for line in lines[40:]:
+        line |= {"override": {"retrieve": True, "reason": "A corpus covers it."}}
+    ruled = [
+        {"question": "q", "p_known": p, "override": {"retrieve": not p}}
+        for p in (0.0, 1.0)
+        for _ in range(50)
+    ]
+    output = printed("monitor", write(tmp_path / "log.jsonl", *lines, *ruled), "--gate", tmp_path / "gate")
+    assert "100 decisions: P(known) below the threshold in 50.0%" in output
+    assert LIKE in output

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from rgate_integrations.index import BM25Index
-from tests.commands import rgate
+from tests.commands import printed, rgate
 from tests.fake_server import Fake, answer
 from tests.tuning_parts import N, Reader, by_number, questions, shipped, write
 
@@ -92,6 +92,25 @@ def test_a_command_that_cannot_be_meant_or_has_no_yes_asks_nothing(command, opti
     done = command(by_number, *options, index=())
     assert said in f"{done.output} {done.exception}"
     assert (done.exit_code != 0, Fake.seen) == (True, [])
+
+
+def test_collecting_says_how_many_questions_are_answered_and_how_to_get_the_others(fake, tmp_path):
+    """Regression: "Asked 60 questions", whether or not they were answered."""
+
+    def breaks(body):
+        return (400, "I break") if "number 6?" in body["messages"][-1]["content"] else by_number(body)
+
+    asked = [each | {"gold_answers": ["1"]} for each in questions(20)]
+    fixed = ["collect", "--closed-book", "--questions", write(tmp_path / "q.jsonl", *asked)]
+    said = []
+    for reply in (breaks, by_number):
+        server = ["--llm", fake(reply).url, "--model", "m"]
+        said.append(printed(*fixed, *server, "--out", tmp_path / "o.jsonl").replace("\n", " "))
+    first, second = said
+    assert "19 of 20 questions are answered" in first
+    assert "Run the command again to repeat the failed calls." in first
+    assert "20 of 20 questions are answered" in second
+    assert "Run" not in second
 
 
 STARTS_AGAIN, RESUMES = "Run the same command to start again.", "Run the same command to resume."

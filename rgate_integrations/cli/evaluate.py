@@ -75,8 +75,9 @@ def collect(
 ) -> None:
     """Make paired data: your LLM's answers with and without retrieval. Run it again to resume."""
     from rgate_integrations.runtime.files import check_output
+    from rgate_integrations.runtime.records import read_records
     from rgate_integrations.tuning import collect as run
-    from rgate_integrations.tuning.questions import read_questions
+    from rgate_integrations.tuning.questions import Question, read_questions
 
     check_output(out, questions)
     to_ask = read_questions(questions, gold=True)
@@ -94,9 +95,12 @@ def collect(
             progress=bar.report,
         )
     say_habits(answering)
+    answered = {Question.from_record(record).key for record in read_records(out)}
+    n = sum(question.key in answered for question in to_ask)
     # Evaluating needs the answers with passages, too.
     say(
-        f"Asked {len(to_ask)} questions. The answers are in {out}. "
+        f"{n} of {len(to_ask)} questions are answered, in {out}. "
+        f"{'' if n == len(to_ask) else 'Run the command again to repeat the failed calls. '}"
         f"Next: rgate {'train --out GATE' if closed_book else 'evaluate'} --data {out}"
     )
 
@@ -299,7 +303,7 @@ def monitor(
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records
-    from rgate_integrations.tuning.evaluation import measure_drift
+    from rgate_integrations.tuning.evaluation import is_judged, measure_drift
 
     saved = read_gate(gate)
     calibration = Record(
@@ -314,8 +318,7 @@ def monitor(
             covered.append(p_covered >= COVERED)
             if p_covered < COVERED and p_known < saved.threshold:
                 gaps.append(str(record.fields.get("question")))
-        # In a failed or overridden decision, P(known) may not be the gate's.
-        if p_known is not None and not record.fields.get("error") and not record.fields.get("override"):
+        if p_known is not None and is_judged(p_known, *map(record.fields.get, ("override", "error"))):
             logged.append(p_known)
     if covered:
         say(f"Of {len(covered)} questions, {sum(covered) / len(covered):.1%} are about a corpus.")
@@ -327,7 +330,7 @@ def monitor(
     drift = measure_drift(scores, n, logged, saved.threshold)
     low, high = drift.interval
     say(
-        f"{drift.n} decisions: retrieval rate {drift.retrieval_rate:.1%}, {drift.expected_rate:.1%} at calibration; "
-        f"population stability index {drift.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
+        f"{drift.n} decisions: P(known) below the threshold in {drift.retrieval_rate:.1%}, {drift.expected_rate:.1%} "
+        f"at calibration; population stability index {drift.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
     )
     say(drift.advice, bold=True)

@@ -115,8 +115,10 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
             these files (``README.md`` does not count), its lock file, or an unfinished copy of it.
 
     Raises:
-        ConfigurationError: The folder may not be replaced, cannot be read, or is a file.
+        ConfigurationError: The folder may not be replaced, cannot be read, or is a file; or the target is the current
+            folder, one above it, or the root.
     """
+    _beside(target, "before")  # raises now if the folder could not be renamed after the work
     if os.path.isfile(target):
         raise ConfigurationError(f"{str(target)!r} is a file, not a folder.", hint="Choose another name.")
     try:

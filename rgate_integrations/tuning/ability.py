@@ -88,7 +88,8 @@ def measure_ability(
     """
     folder = expand(out)
     check_replaceable(folder, (ABILITY,))
-    answers_path = answers_file(folder)
+    # Not the file of `tune` and `collect`, whose other questions would count as anchors.
+    answers_path = answers_file(folder.with_name(f"{folder.name}.ability"))
     # We lock the answers and not the folder, because the folder is replaced as a whole at the end.
     with locked(answers_path):
         answers = Answers(answers_path, {"direct": arm})

@@ -23,9 +23,9 @@ from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import ProbabilityMap, logits, sigmoids
 from rgate_integrations.gates.registry import asks_server
-from rgate_integrations.runtime.arrays import BoolArray, Float64Array
+from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, no_progress
-from rgate_integrations.tuning.evaluation import expected_calibration_error, judge
+from rgate_integrations.tuning.evaluation import expected_calibration_error, is_judged, judge
 from rgate_integrations.tuning.questions import DataFile, DraftKind, all_examples
 
 ALWAYS = 1.01
@@ -294,28 +294,23 @@ def calibrate(
     """
     _check_savable(gate)
     examples = all_examples(files)
-    # Shuffled before splitting, because files are often sorted by data set.
-    fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])
-    if len(choose) < LEAST:
-        raise DataFormatError(
-            f"Half of the {len(examples)} questions calibrate P(known), so only {len(choose)} are left to choose a "
-            f"threshold; {LEAST} are needed.",
-            hint="Add questions: a useful guarantee needs hundreds.",
-        )
+    fit, choose = _split(len(examples), seed)
     judged = judge(gate, examples, draft=draft, progress=progress)
     p_known = np.array([decision.p_known for decision in judged.decisions])
-    fitted = fit_map(p_known[fit], judged.closed_book[fit])
+    estimates = np.array([is_judged(d.p_known, d.override, d.error) for d in judged.decisions])
+    fitted = fit_map(p_known[fit][estimates[fit]], judged.closed_book[fit][estimates[fit]])
     held_out = judged.part(choose)
     probabilities = np.array(list(map(fitted, p_known[choose])))
-    # An override decides regardless of the threshold, so its p is not mapped.
-    is_overridden = np.array([decision.override is not None for decision in held_out.decisions])
-    p = np.where(is_overridden, held_out.p, probabilities)
+    # An override or an error decides regardless of the threshold, so its p is not mapped.
+    by_threshold = np.array([d.override is None and d.error is None for d in held_out.decisions])
+    p = np.where(by_threshold, probabilities, held_out.p)
     choice = policy.choose(p, held_out.closed_book, held_out.rag)
-    provenance = describe_choice(policy, choice, p) | {
+    kept = estimates[choose] | ~estimates[choose].any()  # all, if rules decide every question
+    provenance = describe_choice(policy, choice, probabilities[kept]) | {
         "seed": seed,
         "probability": fitted.method,
-        "ece_before": round(expected_calibration_error(p_known[choose], held_out.closed_book), 4),
-        "ece": round(expected_calibration_error(probabilities, held_out.closed_book), 4),
+        "ece_before": round(expected_calibration_error(p_known[choose][kept], held_out.closed_book[kept]), 4),
+        "ece": round(expected_calibration_error(probabilities[kept], held_out.closed_book[kept]), 4),
         "draft": draft,
         "data": list(map(DataFile.as_provenance, files)),
     }
@@ -327,6 +322,19 @@ def calibrate(
         fingerprint=_read_fingerprint(gate, judged.decisions),
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
+
+
+def _split(n: int, seed: int) -> list[PositionArray]:
+    """Return the questions that calibrate P(known), and those that choose the threshold, at least `LEAST`."""
+    # Shuffled before splitting, because files are often sorted by data set.
+    fit, choose = np.split(np.random.default_rng(seed).permutation(n), [n // 2])
+    if len(choose) < LEAST:
+        raise DataFormatError(
+            f"Half of the {n} questions calibrate P(known), so only {len(choose)} are left to choose a threshold; "
+            f"{LEAST} are needed.",
+            hint="Add questions: a useful guarantee needs hundreds.",
+        )
+    return [fit, choose]
 
 
 def _check_savable(gate: DecisionEngine) -> None:

@@ -291,11 +291,12 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
     if len(logged) < _MIN_LOGGED:
         raise DataFormatError(
             f"{len(logged)} logged decisions are too few to tell whether the traffic has changed.",
-            hint=f"Log at least {_MIN_LOGGED} decisions. Failed and overridden ones do not count.",
+            hint=f"Log at least {_MIN_LOGGED} decisions. Failed ones, and those of rules, do not count.",
         )
     before, now = np.asarray(quantiles, dtype=float), np.asarray(logged, dtype=float)
-    # The inner edges of the deciles; the first and the last bin are open.
-    edges = np.unique(np.quantile(before, np.linspace(0, 1, 11)))[1:-1]
+    deciles = np.unique(np.quantile(before, np.linspace(0, 1, 11)))
+    # The first and the last bin are open. Between equal scores, such as a gate's 0 and 1, the edges are halfway.
+    edges = deciles[1:-1] if len(deciles) == 11 else (deciles[1:] + deciles[:-1]) / 2
     samples = []
     rng = np.random.default_rng(0)
     for scores, size in ((before, int(np.clip(n, 1, _MAX_SCORES))), (now, len(now))):
@@ -311,6 +312,14 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
     return Drift(
         len(now), psi, (low, high), float((now < threshold).mean()), float((before < threshold).mean())
     )
+
+
+def is_judged(p_known: float, override: object, error: object) -> bool:
+    """Return whether P(known) of a decision is the gate's: not after an error, nor if a rule set it to 0 or 1.
+
+    Other overrides, such as a corpus that covers the question, leave P(known) as it is.
+    """
+    return not error and (not override or 0 < p_known < 1)
 
 
 def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArray) -> float:
