@@ -100,6 +100,30 @@ def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_cod
     assert terms.names == {"x200", "sample_interval", "e-41", "firmware.bin", "ray.put", "rayjob"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "E-41が出ます",
+        "错误E-41表示",
+        "E-41이 표시",
+        "خطأ وE-41",
+        "שגיאה בE-41",
+        "รหัสE-41แสดง",
+        "Ｅ－４１：電池",
+        "E\u201141",
+        "e\u221241",
+    ],
+)
+def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
+    """Regression: in Japanese, a name was a whole clause, so that no question had it."""
+    profile = CorpusProfile.from_texts([text, "x"])
+    assert profile.terms.names == {"e-41"}
+    asked = ["What is E-41?", "E-41とは何ですか", "E-41은?", "What is E\u201141?"]
+    asked += ["Was heißt die E-41-Meldung?", "Akku-E-41"]  # a compound names it, too
+    assert [profile.match_names(question) for question in asked] == [("e-41",)] * len(asked)
+    assert profile.match_names("What is E-4, A-E-41-B or E-412?") == ()
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("texts", "names"),

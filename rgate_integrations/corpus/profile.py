@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -227,8 +228,12 @@ class CorpusProfile:
         return self.p_covered(corpus_encoder().vectors(questions, "query: "), questions)
 
     def match_names(self, text: str) -> tuple[str, ...]:
-        """Return the corpus's names that a question contains, such as products, identifiers and error codes."""
-        return tuple(dict.fromkeys(word for word in tokenize(text) if word in self.terms.names))
+        """Return the corpus's names that a question contains, such as products, identifiers and error codes.
+
+        A compound such as ``E-41-Meldung`` contains ``E-41``.
+        """
+        parts = ((word, word.rpartition("-")[0], word.partition("-")[2]) for word in tokenize(text))
+        return tuple(dict.fromkeys(part for part in chain.from_iterable(parts) if part in self.terms.names))
 
     def match_terms(self, text: str) -> tuple[str, ...]:
         """Return what a question contains: the corpus's names, then its telling words, most telling first."""
