@@ -58,7 +58,7 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
     counts: Counter[str] = Counter()
     identifiers: Counter[str] = Counter()
     total = 0
-    passages = list(map(_plain, passages))
+    passages = [plain_text(passage).translate(_HYPHENS) for passage in passages]
     for passage in passages:
         words = _TOKEN.findall(passage)
         total += len(words)
@@ -95,11 +95,7 @@ def _proper_names(
 
 def tokenize(text: str) -> list[str]:
     """Return the words of a text, in order and in lower case, as in `Terms`."""
-    return [word.lower() for word in _TOKEN.findall(_plain(text))]
-
-
-def _plain(text: str) -> str:
-    return plain_text(text).translate(_HYPHENS)
+    return [word.lower() for word in _TOKEN.findall(plain_text(text).translate(_HYPHENS))]
 
 
 def _is_word(word: str) -> bool:
