@@ -126,7 +126,8 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
         (lambda: RetrievalGateSelector(corpus=True), "cannot be read from"),
         (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "cannot be read from"),
         (lambda: load_gate(corpus=True), "must be a CorpusProfile or its folder"),
-        (lambda: load_gate(corpus=[]), "profiles"),
+        (lambda: load_gate(corpus=[]), "corpus= has no corpora"),
+        (lambda: load_gate(corpus={}), "corpus= has no corpora"),
     ],
 )
 def test_what_cannot_be_searched_or_profiled(make, why):

@@ -228,6 +228,7 @@ def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():
             documents, embed_model=MockEmbedding(8), storage_context=StorageContext.from_defaults(shared)
         )
         retrievers[name] = index.as_retriever(similarity_top_k=1)
+    assert CorpusProfile.from_retriever(index).seen == 8  # by default, a search would find two
     guard = GatedRetriever(retrievers, corpus=True)
     for name, question in QUESTIONS.items():
         assert guard.retrieve(question)[0].node.text in TEXTS[name]
@@ -262,6 +263,14 @@ def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path, caplog):
         assert profile_index(index, "leave").seen == 8
     assert "was not saved" in caplog.text
     assert (tmp_path / FOLDER).read_text() == "something else"
+
+
+def test_the_folder_of_a_moved_index_is_not_made_again(tmp_path):
+    """Regression: a folder with nothing but a profile was left, into which the index could not be saved."""
+    index = indexed("leave")
+    index.save(tmp_path / "old").rename(tmp_path / "new")
+    assert profile_index(index, "leave").seen == 8
+    assert not (tmp_path / "old").exists()
 
 
 def test_an_empty_index_has_no_profile():

@@ -181,7 +181,9 @@ def test_searches_end_when_nothing_new_comes_back():
         SimpleNamespace(
             search=lambda queries, k: [[SimpleNamespace(passage=SimpleNamespace(searchable=queries[0]))]]
         ),
-        SimpleNamespace(as_retriever=lambda: SimpleNamespace(retrieve=lambda query: (query, " "))),
+        SimpleNamespace(
+            as_retriever=lambda similarity_top_k: SimpleNamespace(retrieve=lambda query: (query, " "))
+        ),
         lambda query: [query],
     ],
     ids=[
@@ -339,6 +341,9 @@ def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
     assert [each.name for each in gate.gate.profiles] == ["a", "b", "c"]
     with pytest.raises(ConfigurationError, match="CorpusProfile"):
         load_gate("constant:always", corpus=[3])
+    for name in (2, "half a pair: \ud83d"):  # each decision failed, or what was saved could not be read
+        with pytest.raises(ConfigurationError, match="name"):
+            load_gate("constant:always", corpus={name: one})
 
 
 @pytest.mark.parametrize("wrong", [{"top": 0}, {"prefer": "both"}, {"when_uncovered": "cry"}, {"corpus": []}])

@@ -19,13 +19,14 @@ from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.decision import Frozen
-from rgate_integrations.errors import ProfileError, first_line
+from rgate_integrations.errors import ConfigurationError, ProfileError, first_line
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import find_folder, json_text, read_file, write_folder
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
+from rgate_integrations.runtime.text import encodable
 
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
@@ -76,6 +77,9 @@ class CorpusProfile:
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages read, of which `codes` is a sample.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
+
+    Raises:
+        ConfigurationError: The name is not text, or has lone surrogates.
     """
 
     name: str
@@ -86,6 +90,13 @@ class CorpusProfile:
     source: Source = "texts"
     seen: int = 0
     sketch: tuple[int, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or self.name != encodable(self.name):
+            raise ConfigurationError(
+                f"The name of a corpus must be text that UTF-8 can encode, not {self.name!r}.",
+                hint='For example, name="handbook".',
+            )
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], name: str = "corpus") -> Self:
