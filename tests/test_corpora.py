@@ -345,6 +345,19 @@ def test_the_gateway_searches_the_indexes_that_the_gate_names(options):
         )
 
 
+def test_the_gateway_names_a_corpus_in_any_script():
+    """Regression: the header was ``?? & B?ro``, the same for many names."""
+
+    class Personnel(Sure):
+        def decide_batch(self, requests):
+            corpora = {"corpus": "人事 & Büro", "corpora": ("人事 & Büro",)}
+            return [decision.model_copy(update=corpora) for decision in super().decide_batch(requests)]
+
+    with gateway(Personnel(), shelf={name: Shelf() for name in NAMES}) as between:
+        header = gateway_headers(between.ask("unknown to hr"))["corpus"]
+    assert header == "%E4%BA%BA%E4%BA%8B & B%C3%BCro"
+
+
 async def test_clients_are_told_where_to_search():
     mcp = pytest.importorskip("mcp")
     async with mcp.Client(make_mcp_server(Sure())) as client:
