@@ -121,7 +121,8 @@ class CorpusProfile:
 
         Args:
             retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
-                LlamaIndex, a `PassageIndex`, or a function from a query to texts.
+                LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores and indexes are asked for
+                ten passages a search, more than most retrievers find.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds.

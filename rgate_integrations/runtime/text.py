@@ -12,7 +12,7 @@ from rgate_integrations.runtime.letters import UNSPACED
 from rgate_integrations.runtime.replies import describe_non_answer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PUNCTUATION = str.maketrans("", "", f"{string.punctuation}،؛؟۔।。、「」『』（），：；！？")
 _MAX_LOGGED = 300  # characters
 _MAX_WORD = 32  # characters; a longer word may be an API key
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
@@ -27,7 +27,8 @@ _JSON_ESCAPE = re.compile(
 def normalise(text: str) -> str:
     """Lower-case a text; drop ASCII punctuation, English articles and extra white space, as SQuAD does.
 
-    In scripts without spaces between words, each character becomes a word.
+    Arabic, Indian, Chinese and Japanese marks are dropped, too. In scripts without spaces between words, each
+    character becomes a word.
 
     >>> normalise("The  Beatles, (band)")
     'beatles band'
