@@ -10,7 +10,7 @@ import pytest
 from langchain_core.load import dumpd
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
 from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
@@ -207,6 +207,14 @@ def test_langchain_makes_the_profiles_of_the_passages_that_are_at_hand(retriever
     one = gate.route(retrieve=retriever("leave") | texts, direct=lambda _: [])
     assert one.invoke(QUESTIONS["leave"]) == [], "its other options hold"
     assert one.invoke(QUESTIONS["leave"], {"configurable": {"retrieval_threshold": 1.1}})
+
+
+def test_corpora_from_a_generator_are_still_there_when_a_config_makes_another_gate(folders):
+    """Regression: only the first gate had them, and pickle refused the generator."""
+    gate = RetrievalGate(corpus=(folder for folder in folders.values()))
+    named = gate.configurable_fields(llm_name=ConfigurableField(id="llm"))
+    decision = pickled(named).invoke(QUESTIONS["leave"], {"configurable": {"llm": "gpt-4o"}})
+    assert decision.corpus == "leave"
 
 
 @pytest.mark.parametrize("look_first", [False, True])
