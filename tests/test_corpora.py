@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.load import dumpd
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -18,7 +19,7 @@ from llama_index.core.tools import QueryEngineTool
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.answering.corpora import chosen_corpora, fuse_corpora
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain import CorpusRetriever, RetrievalGate
+from rgate_integrations.langchain import CorpusRetriever, RetrievalGate, gated_rag
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.langchain.graph import gate_node, route_edge
 from rgate_integrations.llama_index import CorpusRetriever as Corpora
@@ -138,6 +139,15 @@ def test_what_cannot_be_searched_or_profiled(make, why):
 def test_without_corpora_a_mapping_is_what_it_is_everywhere_in_langchain():
     router = RetrievalGate("constant:always").route(retrieve={"a": str.upper, "b": str.lower}, direct=str)
     assert router.invoke("Ab") == {"a": "AB", "b": "ab"}
+
+
+def test_without_corpora_several_retrievers_are_searched_together():
+    """Regression: they ran in parallel, and what they returned was no list of documents."""
+    gate, model = RetrievalGate("constant:always"), FakeListChatModel(responses=["An answer."])
+    found = gate.guard(FOUND).invoke("who?")
+    answer = gated_rag(FOUND, model, gate=gate, return_sources=True).invoke("who?")
+    for documents in (found, answer["sources"]):
+        assert [document.metadata["rgate_corpus"] for document in documents] == list(NAMES)
 
 
 # --- LangChain ----------------------------------------------------------------------------------------------------

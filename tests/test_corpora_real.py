@@ -221,11 +221,14 @@ def test_corpora_from_a_generator_are_still_there_when_a_config_makes_another_ga
 def test_a_whole_chain_over_three_corpora(folders, look_first):
     retrievers = {name: IndexRetriever(index=BM25Index(passages(name)), k=1) for name in folders}
     gate = RetrievalGate(corpus=folders)
-    rag_chain = gated_rag(retrievers, Knowing(), gate=gate, look_first=look_first, return_sources=True)
-    for name, question in QUESTIONS.items():
-        (source,) = rag_chain.invoke(question)["sources"]
-        assert source.metadata["rgate_corpus"] == name
-    assert rag_chain.invoke(SMALL_TALK)["sources"] == []
+    for each_gate in (gate, RetrievalGate(corpus=True)):
+        rag_chain = gated_rag(
+            retrievers, Knowing(), gate=each_gate, look_first=look_first, return_sources=True
+        )
+        for name, question in QUESTIONS.items():
+            (source,) = rag_chain.invoke(question)["sources"]
+            assert source.metadata["rgate_corpus"] == name
+        assert rag_chain.invoke(SMALL_TALK)["sources"] == []
 
 
 def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():

@@ -344,9 +344,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Return a retriever that does not search for known questions; see `GatedRetriever`.
 
         Args:
-            retriever: A retriever, or any runnable or function from a query to documents. For a gate with several
-                corpora, it may be a mapping from their names to retrievers: at most ``top`` of them run, or all if
-                the gate fails.
+            retriever: A retriever, or any runnable or function from a query to documents. With several corpora, it
+                may be a mapping from their names to retrievers: at most ``top`` of them run, or all if the gate
+                fails or has no corpora.
             k: Maximum number of documents, at least 1; None for no limit.
             always_include_question: See `QueryPlanner`.
             max_queries: See `QueryPlanner`.
