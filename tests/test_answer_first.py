@@ -14,7 +14,13 @@ import pytest
 from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
-from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnableParallel, RunnablePassthrough
+from langchain_core.runnables import (
+    ConfigurableField,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableParallel,
+    RunnablePassthrough,
+)
 from langchain_core.tracers import LangChainTracer
 from langchain_core.tracers.context import register_configure_hook
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
@@ -227,6 +233,18 @@ def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(llm, read):
     cost = router.invoke("an unknown one?").cost  # in an arm the gate returns what was decided
     assert gate.gate.gate.drafts[0][0].prompt_tokens == read
     assert (cost.model_calls, cost.tokens_in, cost.tokens_out) == (1, read, 4)
+
+
+@pytest.mark.parametrize("piece", ["Shakespeare wrote that play. ", "哈姆雷特是谁写的"])
+def test_a_large_chunk_counts_by_its_words_in_any_script(piece):
+    """Regression: a chunk in Chinese was one word, so that most of an answer was held back."""
+
+    def write(asked):
+        yield from [piece] * (8 * len(list(asked)))
+
+    judge = Reader()
+    routed(RunnableGenerator(write), judge=judge).invoke("a known one?")
+    assert [draft.text for (draft,) in judge.drafts] == [piece.strip()]
 
 
 # --- conversations and claims --------------------------------------------------------------------------------

@@ -261,14 +261,14 @@ def test_an_own_index_is_built_and_searched_for_what_is_unknown(smollm2, embedde
     index, question = tmp_path / "index", "What is the capital of Zorblat?"
     (tmp_path / "corpus.jsonl").write_text(ZORBLAT)
     assert rgate("index", "build", "--corpus", tmp_path / "corpus.jsonl", "--out", index).exit_code == 0
-    assert "Zorblat: The capital" in rgate("index", "search", index, "zorblat capital").stdout
+    assert "  Zorblat. The capital" in rgate("index", "search", index, "zorblat capital").stdout
     options = ["--index", index, "--llm", "smollm2-135m-instruct", "-k", "1", "--gate", "prompt"]
     retrieving = [*options, "--threshold", "1.01"]
     skipped = rgate("ask", *options, "--threshold", "0", "What is bread?").stdout
     assert re.search(r"^skip .*^answer +\S", skipped, re.DOTALL | re.MULTILINE)
     assert not re.search("^(found|searched)", skipped, re.MULTILINE)
     done = rgate("ask", *retrieving, stdin=f"{question}\n\n")
-    lines = ["retrieve ", f"searched       {re.escape(question)}", "found .*Zorblat: The", "answer .*Quimbo"]
+    lines = ["retrieve ", f"searched       {re.escape(question)}", "found .*Zorblat. The", "answer .*Quimbo"]
     times = [f"time           {stage} [0-9]+ ms" for stage in ("gate", "search", "answer")]
     assert re.search(".*^".join([*lines, *times, "error"]), done.stdout, re.DOTALL | re.MULTILINE)
     assert done.exit_code == 1

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.load import dumpd
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -18,7 +19,7 @@ from llama_index.core.tools import QueryEngineTool
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.answering.corpora import chosen_corpora, fuse_corpora
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain import CorpusRetriever, RetrievalGate
+from rgate_integrations.langchain import CorpusRetriever, RetrievalGate, gated_rag
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.langchain.graph import gate_node, route_edge
 from rgate_integrations.llama_index import CorpusRetriever as Corpora
@@ -127,7 +128,8 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
         (lambda: RetrievalGateSelector(corpus=True), "cannot be read from"),
         (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "cannot be read from"),
         (lambda: load_gate(corpus=True), "must be a CorpusProfile or its folder"),
-        (lambda: load_gate(corpus=[]), "profiles"),
+        (lambda: load_gate(corpus=[]), "corpus= has no corpora"),
+        (lambda: load_gate(corpus={}), "corpus= has no corpora"),
     ],
 )
 def test_what_cannot_be_searched_or_profiled(make, why):
@@ -142,6 +144,15 @@ def test_no_corpus_may_be_said_of_a_gate_of_ones_own():
 def test_without_corpora_a_mapping_is_what_it_is_everywhere_in_langchain():
     router = RetrievalGate("constant:always").route(retrieve={"a": str.upper, "b": str.lower}, direct=str)
     assert router.invoke("Ab") == {"a": "AB", "b": "ab"}
+
+
+def test_without_corpora_several_retrievers_are_searched_together():
+    """Regression: they ran in parallel, and what they returned was no list of documents."""
+    gate, model = RetrievalGate("constant:always"), FakeListChatModel(responses=["An answer."])
+    found = gate.guard(FOUND).invoke("who?")
+    answer = gated_rag(FOUND, model, gate=gate, return_sources=True).invoke("who?")
+    for documents in (found, answer["sources"]):
+        assert [document.metadata["rgate_corpus"] for document in documents] == list(NAMES)
 
 
 # --- LangChain ----------------------------------------------------------------------------------------------------
@@ -347,6 +358,19 @@ def test_the_gateway_searches_the_indexes_that_the_gate_names(options):
         assert gateway_headers(between.ask("RAISE unknown"))["passages"] == "2", (
             "all are asked, and one fails"
         )
+
+
+def test_the_gateway_names_a_corpus_in_any_script():
+    """Regression: the header was ``?? & B?ro``, the same for many names."""
+
+    class Personnel(Sure):
+        def decide_batch(self, requests):
+            corpora = {"corpus": "人事 & Büro", "corpora": ("人事 & Büro",)}
+            return [decision.model_copy(update=corpora) for decision in super().decide_batch(requests)]
+
+    with gateway(Personnel(), shelf={name: Shelf() for name in NAMES}) as between:
+        header = gateway_headers(between.ask("unknown to hr"))["corpus"]
+    assert header == "%E4%BA%BA%E4%BA%8B & B%C3%BCro"
 
 
 async def test_clients_are_told_where_to_search():

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.load import dumpd
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
 from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
@@ -209,15 +209,26 @@ def test_langchain_makes_the_profiles_of_the_passages_that_are_at_hand(retriever
     assert one.invoke(QUESTIONS["leave"], {"configurable": {"retrieval_threshold": 1.1}})
 
 
+def test_corpora_from_a_generator_are_still_there_when_a_config_makes_another_gate(folders):
+    """Regression: only the first gate had them, and pickle refused the generator."""
+    gate = RetrievalGate(corpus=(folder for folder in folders.values()))
+    named = gate.configurable_fields(llm_name=ConfigurableField(id="llm"))
+    decision = pickled(named).invoke(QUESTIONS["leave"], {"configurable": {"llm": "gpt-4o"}})
+    assert decision.corpus == "leave"
+
+
 @pytest.mark.parametrize("look_first", [False, True])
 def test_a_whole_chain_over_three_corpora(folders, look_first):
     retrievers = {name: IndexRetriever(index=BM25Index(passages(name)), k=1) for name in folders}
     gate = RetrievalGate(corpus=folders)
-    rag_chain = gated_rag(retrievers, Knowing(), gate=gate, look_first=look_first, return_sources=True)
-    for name, question in QUESTIONS.items():
-        (source,) = rag_chain.invoke(question)["sources"]
-        assert source.metadata["rgate_corpus"] == name
-    assert rag_chain.invoke(SMALL_TALK)["sources"] == []
+    for each_gate in (gate, RetrievalGate(corpus=True)):
+        rag_chain = gated_rag(
+            retrievers, Knowing(), gate=each_gate, look_first=look_first, return_sources=True
+        )
+        for name, question in QUESTIONS.items():
+            (source,) = rag_chain.invoke(question)["sources"]
+            assert source.metadata["rgate_corpus"] == name
+        assert rag_chain.invoke(SMALL_TALK)["sources"] == []
 
 
 def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():
@@ -228,6 +239,7 @@ def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():
             documents, embed_model=MockEmbedding(8), storage_context=StorageContext.from_defaults(shared)
         )
         retrievers[name] = index.as_retriever(similarity_top_k=1)
+    assert CorpusProfile.from_retriever(index).seen == 8  # by default, a search would find two
     guard = GatedRetriever(retrievers, corpus=True)
     for name, question in QUESTIONS.items():
         assert guard.retrieve(question)[0].node.text in TEXTS[name]
@@ -262,6 +274,14 @@ def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path, caplog):
         assert profile_index(index, "leave").seen == 8
     assert "was not saved" in caplog.text
     assert (tmp_path / FOLDER).read_text() == "something else"
+
+
+def test_the_folder_of_a_moved_index_is_not_made_again(tmp_path):
+    """Regression: a folder with nothing but a profile was left, into which the index could not be saved."""
+    index = indexed("leave")
+    index.save(tmp_path / "old").rename(tmp_path / "new")
+    assert profile_index(index, "leave").seen == 8
+    assert not (tmp_path / "old").exists()
 
 
 def test_an_empty_index_has_no_profile():

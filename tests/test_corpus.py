@@ -100,6 +100,30 @@ def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_cod
     assert terms.names == {"x200", "sample_interval", "e-41", "firmware.bin", "ray.put", "rayjob"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "E-41が出ます",
+        "错误E-41表示",
+        "E-41이 표시",
+        "خطأ وE-41",
+        "שגיאה בE-41",
+        "รหัสE-41แสดง",
+        "Ｅ－４１：電池",
+        "E\u201141",
+        "e\u221241",
+    ],
+)
+def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
+    """Regression: in Japanese, a name was a whole clause, so that no question had it."""
+    profile = CorpusProfile.from_texts([text, "x"])
+    assert profile.terms.names == {"e-41"}
+    asked = ["What is E-41?", "E-41とは何ですか", "E-41은?", "What is E\u201141?"]
+    asked += ["Was heißt die E-41-Meldung?", "Akku-E-41"]  # a compound names it, too
+    assert [profile.match_names(question) for question in asked] == [("e-41",)] * len(asked)
+    assert profile.match_names("What is E-4, A-E-41-B or E-412?") == ()
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("texts", "names"),
@@ -157,7 +181,9 @@ def test_searches_end_when_nothing_new_comes_back():
         SimpleNamespace(
             search=lambda queries, k: [[SimpleNamespace(passage=SimpleNamespace(searchable=queries[0]))]]
         ),
-        SimpleNamespace(as_retriever=lambda: SimpleNamespace(retrieve=lambda query: (query, " "))),
+        SimpleNamespace(
+            as_retriever=lambda similarity_top_k: SimpleNamespace(retrieve=lambda query: (query, " "))
+        ),
         lambda query: [query],
     ],
     ids=[
@@ -315,6 +341,9 @@ def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
     assert [each.name for each in gate.gate.profiles] == ["a", "b", "c"]
     with pytest.raises(ConfigurationError, match="CorpusProfile"):
         load_gate("constant:always", corpus=[3])
+    for name in (2, "half a pair: \ud83d"):  # each decision failed, or what was saved could not be read
+        with pytest.raises(ConfigurationError, match="name"):
+            load_gate("constant:always", corpus={name: one})
 
 
 @pytest.mark.parametrize("wrong", [{"top": 0}, {"prefer": "both"}, {"when_uncovered": "cry"}, {"corpus": []}])

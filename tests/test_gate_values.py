@@ -32,6 +32,11 @@ def test_certainty_of_the_knowledge_boundary_model(counts, certain):
         ("Burt Bacharach and Hal David wrote it.", ["Hal David", "Burt Bacharach", "Bob Dylan"], 2 / 3),
         ("The U.S.A. did.", ["USA"], 1.0),
         ("In 1969", ["196"], 0.0),
+        ("法国的首都是巴黎。", ["巴黎"], 1.0),  # no spaces between words
+        ("「1969年」、と答えます", ["1969年", "69年"], 0.5),
+        ("باريس، عاصمة فرنسا", ["باريس"], 1.0),
+        ("यह पेरिस।", ["पेरिस"], 1.0),
+        ("เมืองหลวงคือปารีสครับ", ["ปารีส"], 1.0),
         ("anything", ["the", "..."], 0.0),  # answers that normalise to nothing do not count
         ("anything", [], 0.0),
     ],

@@ -40,6 +40,14 @@ def test_bm25_finds_words_and_nothing_else(index):
         bm25.search("hamlet")
 
 
+def test_bm25_finds_passages_in_scripts_without_spaces():
+    """Regression: a whole clause was a word, so that nothing was found in Chinese or Japanese."""
+    texts = {"zh": "要重置密码,请点击登录页。", "ja": "エラーE-903が表示された場合", "fr": "Un mot de passe."}
+    bm25 = BM25Index([Passage(i, t) for i, t in texts.items()])
+    found = bm25.search(["怎么重置密码?", "E-903とは", "表示されました", "mot"], k=1)
+    assert list(map(ids, found)) == [["zh"], ["ja"], ["ja"], ["fr"]]
+
+
 def test_hybrid_fuses_both_sides(index):
     (found,) = HybridIndex(index).search(["capital of Italy"], k=10)
     assert (ids(found)[0], len(found)) == ("rome", 4)

@@ -44,6 +44,8 @@ MET = weight_of("met")
 def test_words_are_lower_case_and_singular_and_rare_ones_weigh_more():
     assert tokenize("The Beatles' glass, 1968!") == {"the", "beatle", "glass", "1968"}
     assert tokenize("") == frozenset()
+    # Without spaces between words, each character counts: no passage has the question's whole clause.
+    assert tokenize("重置X200密码?") == {"重", "置", "x200", "密", "码"}
     assert weight_of("the") == 0.0
     assert 0 < weight_of("state") < weight_of("lake") < weight_of("zorba") == 1.0
 

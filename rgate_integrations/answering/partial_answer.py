@@ -20,6 +20,7 @@ from rgate_integrations.models.streamed_answer import find_answer
 from rgate_integrations.runtime.flow import Call, Flow, Step, arun, run
 from rgate_integrations.runtime.records import TokenLogprobs
 from rgate_integrations.runtime.replies import split_thoughts
+from rgate_integrations.runtime.segments import count_words
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -121,7 +122,7 @@ class PartialAnswer:
     @property
     def count(self) -> int:
         """Number of tokens; without log-probabilities, of text chunks or words, whichever is larger."""
-        return len(self.tokens) or max(len(self.pieces), len(self.text.split()))
+        return len(self.tokens) or max(len(self.pieces), count_words(self.text))
 
     def draft(self, *, finished: bool) -> Draft:
         """Return the answer so far as a draft, with its tokens if they agree with the text."""

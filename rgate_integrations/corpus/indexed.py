@@ -60,7 +60,7 @@ def profile_texts(texts: Collection[str], name: str, folder: Path | None = None)
             if not saved.is_outdated(texts):
                 return replace(saved, name=name)
     profile = CorpusProfile.from_texts(texts, name)
-    if folder is not None:
+    if folder is not None and folder.is_dir():  # it may have been moved
         try:
             profile.save(folder / FOLDER)
         except (WriteError, ConfigurationError) as error:

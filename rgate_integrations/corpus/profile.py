@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -18,13 +19,14 @@ from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.decision import Frozen
-from rgate_integrations.errors import ProfileError
+from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import find_folder, json_text, read_file, write_folder
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
+from rgate_integrations.runtime.text import encodable
 
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
@@ -76,6 +78,9 @@ class CorpusProfile:
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages read, of which `codes` is a sample.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
+
+    Raises:
+        ConfigurationError: The name is not text, or has lone surrogates.
     """
 
     name: str
@@ -87,12 +92,20 @@ class CorpusProfile:
     seen: int = 0
     sketch: tuple[int, ...] = field(default=(), repr=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or self.name != encodable(self.name):
+            raise ConfigurationError(
+                f"The name of a corpus must be text that UTF-8 can encode, not {self.name!r}.",
+                hint='For example, name="handbook".',
+            )
+
     @classmethod
     def from_texts(cls, texts: Iterable[str], name: str = "corpus") -> Self:
         """Make a profile of a corpus from a sample of at most 1,500 different passages.
 
         Args:
-            texts: The passages, read once; texts over 2,000 characters are split.
+            texts: The passages, read once; texts over 2,000 characters are split. Remove HTML tags first: with them,
+                fewer questions count as covered.
             name: Name of the corpus.
 
         Raises:
@@ -110,7 +123,8 @@ class CorpusProfile:
 
         Args:
             retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
-                LlamaIndex, a `PassageIndex`, or a function from a query to texts.
+                LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores and indexes are asked for
+                ten passages a search, more than most retrievers find.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds.
@@ -228,8 +242,12 @@ class CorpusProfile:
         return self.p_covered(corpus_encoder().vectors(questions, "query: "), questions)
 
     def match_names(self, text: str) -> tuple[str, ...]:
-        """Return the corpus's names that a question contains, such as products, identifiers and error codes."""
-        return tuple(dict.fromkeys(word for word in tokenize(text) if word in self.terms.names))
+        """Return the corpus's names that a question contains, such as products, identifiers and error codes.
+
+        A compound such as ``E-41-Meldung`` contains ``E-41``.
+        """
+        parts = ((word, word.rpartition("-")[0], word.partition("-")[2]) for word in tokenize(text))
+        return tuple(dict.fromkeys(part for part in chain.from_iterable(parts) if part in self.terms.names))
 
     def match_terms(self, text: str) -> tuple[str, ...]:
         """Return what a question contains: the corpus's names, then its telling words, most telling first."""

@@ -11,10 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from rgate_integrations.models.encoder import Encoder
+from rgate_integrations.runtime.letters import plain_text
 
 MAX_TELLING, _MAX_NAMES = 300, 2_000
 _MAX_WORD_CHARS = 40
-_TOKEN = re.compile(r"\w+(?:[.\-]\w+)*")
+# Scripts whose words may touch a code: Hebrew, Arabic, Thai and their neighbours, kana, Han, Hangul.
+_GLUED = "\u0590-\u1dff\u3040-\ud7ff"
+_TOKEN = re.compile(rf"[^\W{_GLUED}]+(?:[.\-][^\W{_GLUED}]+)*|(?:(?=[{_GLUED}])\w)+")
+_HYPHENS = str.maketrans("\u2010\u2212", "--")  # a hyphen and a minus that stand for "-" in codes
 _IDENTIFIER = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d].*[\d_].*|.*[a-z][A-Z].*|[^\W\d]\w*\.\w{2,})")
 """Such as ``num_cpus``, ``E-4711``, ``RayJob`` and ``ray.put``."""
 _CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
@@ -54,6 +58,7 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
     counts: Counter[str] = Counter()
     identifiers: Counter[str] = Counter()
     total = 0
+    passages = [plain_text(passage).translate(_HYPHENS) for passage in passages]
     for passage in passages:
         words = _TOKEN.findall(passage)
         total += len(words)
@@ -90,7 +95,7 @@ def _proper_names(
 
 def tokenize(text: str) -> list[str]:
     """Return the words of a text, in order and in lower case, as in `Terms`."""
-    return [word.lower() for word in _TOKEN.findall(text)]
+    return [word.lower() for word in _TOKEN.findall(plain_text(text).translate(_HYPHENS))]
 
 
 def _is_word(word: str) -> bool:

@@ -133,6 +133,10 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
                 hint="Use CorpusProfile.from_texts(texts), or rgate profile.",
             )
         profiles.append(replace(profile, name=name) if name else profile)
+    if not profiles:
+        raise ConfigurationError(
+            "corpus= has no corpora.", hint="Pass at least one profile, or leave corpus= out."
+        )
     # Replaced rather than nested: a corpus gate around another one would ask both about coverage.
     inner = gate.inner if isinstance(gate, CorpusGate) else gate
     return CorpusGate.from_parameters({"inner": inner, "profiles": profiles, **parameters})

@@ -107,7 +107,7 @@ class CorpusGate(Gate):
         if len(set(self.corpora)) < len(self.corpora):
             raise ConfigurationError(
                 f"Each corpus needs a unique name, but the names are {', '.join(self.corpora)}.",
-                hint='Name them yourself: corpus={"docs": a, "hr": b}.',
+                hint='Name them yourself: corpus={"docs": a, "hr": b}, or rgate profile --name.',
             )
         return self
 

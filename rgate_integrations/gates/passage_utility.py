@@ -23,6 +23,7 @@ from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import SHIPPED, find_folder, read_file
+from rgate_integrations.runtime.letters import IDEOGRAPHS
 from rgate_integrations.runtime.records import first_problem
 
 DEFAULT = "look-first"
@@ -37,7 +38,7 @@ READ = 5
 SEARCH_FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
 """Names of the features that `search_features` returns, in order."""
 
-_WORD = re.compile(r"[^\W_]+")
+_WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W_{IDEOGRAPHS}]+")
 _PLURAL = re.compile(r"(?<=..[^s])s$")
 _COMMON = Path(__file__).parent / "common_words.txt"
 _STOPWORDS = frozenset(
@@ -173,7 +174,10 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
 
 
 def tokenize(text: str) -> frozenset[str]:
-    """Return the words of a text in lower case; those of four or more letters lose a final s, but not ss."""
+    """Return the words of a text in lower case; those of four or more letters lose a final s, but not ss.
+
+    In Chinese and Japanese, each character is a word.
+    """
     return frozenset(_PLURAL.sub("", word) for word in _WORD.findall(text.casefold()))
 
 

@@ -11,12 +11,13 @@ from rgate_integrations.errors import needs_extra
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.passages import Passage
 from rgate_integrations.index.retriever import Hit, check_search, passage_id
+from rgate_integrations.runtime.letters import IDEOGRAPHS
 
 
 class BM25Index:
     """Passages, searchable by words (Robertson et al. 1994; k1 = 1.5, b = 0.75, without English stop words).
 
-    It is built in memory within seconds, and cannot be saved.
+    In Chinese and Japanese, each character is a word. It is built in memory within seconds, and cannot be saved.
 
     Args:
         passages: The passages.
@@ -66,7 +67,11 @@ def _tokenize(texts: Sequence[str]) -> list[list[str]]:
     import bm25s
 
     words: list[list[str]] = bm25s.tokenize(
-        list(texts), stopwords="en", return_ids=False, show_progress=False
+        list(texts),
+        token_pattern=rf"[{IDEOGRAPHS}]|[^\W{IDEOGRAPHS}]{{2,}}",
+        stopwords="en",
+        return_ids=False,
+        show_progress=False,
     )
     return words
 

@@ -49,8 +49,8 @@ def gated_rag(
     the prompts, whose ``chat_history`` is then empty.
 
     Args:
-        retriever: Finds passages: a retriever, or any runnable or function from a query to documents. For a gate with
-            several corpora, also a mapping from their names to retrievers; see `RetrievalGate.guard`.
+        retriever: Finds passages: a retriever, or any runnable or function from a query to documents. With several
+            corpora, also a mapping from their names to retrievers; see `RetrievalGate.guard`.
         llm: The LLM that answers.
         prompt: Prompt for unknown questions, with ``context``, ``question`` and optionally ``chat_history``. The
             default is the prompt of ``rgate ask``.

@@ -138,8 +138,8 @@ def as_searched(
     """Convert a retriever or a retrieve arm to a runnable.
 
     Args:
-        value: A runnable, anything that LangChain coerces to one, or, for a gate with corpora, a mapping from
-            their names to these.
+        value: A runnable, anything that LangChain coerces to one, or a mapping from the names of corpora to these.
+            For a gate without corpora, a mapping of retrievers is searched as a whole.
         kind: The class that combines the values of a mapping: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
         any_corpora: Whether the gate accepts any names, because it has no corpora yet.
@@ -147,8 +147,10 @@ def as_searched(
     Raises:
         ConfigurationError: The names differ from those of the gate's corpora, or the mapping is empty.
     """
-    # Without corpora, a mapping means what it does elsewhere in LangChain: runnables that run in parallel.
-    if isinstance(value, Mapping) and (any_corpora or len(corpora) > 1 or set(corpora) == set(value)):
+    # Without corpora, a mapping of arms means what it does elsewhere in LangChain: runnables that run in parallel.
+    if isinstance(value, Mapping) and (
+        kind is CorpusRetriever or any_corpora or len(corpora) > 1 or set(corpora) == set(value)
+    ):
         value = kind(parts=value)
     searched: Runnable[Any, Any] = coerce_to_runnable(value)
     for per_corpus in runnables_in(searched, PerCorpus):
@@ -165,7 +167,7 @@ def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
         DownloadError: The encoder could not be downloaded.
         ProfileError: A corpus has no passages.
     """
-    parts = searched.parts if isinstance(searched, PerCorpus) else {"corpus": searched}
+    parts = next((inner.parts for inner in runnables_in(searched, PerCorpus)), {"corpus": searched})
     profiles = {}
     for name, part in parts.items():
         indexes = list(_indexes_in(part))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
@@ -141,9 +141,13 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             gate = DecisionModelGate(gate)
         if condense is not None:
             condense = coerce_to_runnable(condense)
+        # A copy of this gate needs the corpora again, so a generator becomes a list.
+        kept: Any = {
+            name: list(value) if isinstance(value, Iterator) else value for name, value in options.items()
+        }
         super().__init__(
             # Not in a validator: pydantic would wrap our errors in its own.
-            gate=resolve_gate(gate, llm_name, adapter=type(self), **options),
+            gate=resolve_gate(gate, llm_name, adapter=type(self), **kept),
             threshold=None if threshold is None else valid_threshold(threshold),
             input_key=input_key,
             llm=llm,
@@ -151,7 +155,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             condense=condense,
             llm_name=llm_name,
             name=name,
-            **options,
+            **kept,
         )
         # Traces contain the dump, so a URL with a login must not get into it.
         if isinstance(gate, str) and "@" not in gate:
@@ -340,9 +344,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Return a retriever that does not search for known questions; see `GatedRetriever`.
 
         Args:
-            retriever: A retriever, or any runnable or function from a query to documents. For a gate with several
-                corpora, it may be a mapping from their names to retrievers: at most ``top`` of them run, or all if
-                the gate fails.
+            retriever: A retriever, or any runnable or function from a query to documents. With several corpora, it
+                may be a mapping from their names to retrievers: at most ``top`` of them run, or all if the gate
+                fails or has no corpora.
             k: Maximum number of documents, at least 1; None for no limit.
             always_include_question: See `QueryPlanner`.
             max_queries: See `QueryPlanner`.

@@ -12,6 +12,11 @@ import re
 import unicodedata
 from urllib.parse import unquote
 
+IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff"
+"""Kana and Han characters, for a regular expression."""
+UNSPACED = re.compile(rf"[{IDEOGRAPHS}\u0e00-\u0eff]")
+"""Matches a character of a script without spaces between words, such as Japanese or Thai."""
+
 # Minimum number of consecutive escapes that count as hidden text. Fewer occur in ordinary text.
 _FEWEST = 12
 # Full-width punctuation, which ends sentences in ordinary Chinese and Japanese.

@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.letters import UNSPACED
 
 LAYOUT = 11
 """Number of columns of `layout`."""
@@ -23,7 +24,6 @@ _ENDS = (*QUESTION_MARKS, "!", "！")
 _STOPS = (".", "．", "…", "。", "।", "۔")
 _UNSPACED = re.compile(rf"(?<=[。！？])(?=[^\s。！？{re.escape(_CLOSERS)}])")
 """Ends of sentences in scripts that use no spaces."""
-_IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]")
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 # "Dr. Smith", "e.g. this", "No. 5": the full stop does not end the sentence.
 _ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
@@ -101,7 +101,7 @@ def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
 
 def count_words(text: str) -> int:
     """Return the number of words; in scripts without spaces, such as Chinese, two characters count as one."""
-    return len(text.split()) + len(_IDEOGRAPH.findall(text)) // 2
+    return len(text.split()) + len(UNSPACED.findall(text)) // 2
 
 
 def layout(text: str) -> Float32Array:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from rgate_integrations.errors import NoAnswerError
+from rgate_integrations.runtime.letters import UNSPACED
 from rgate_integrations.runtime.replies import describe_non_answer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PUNCTUATION = str.maketrans("", "", f"{string.punctuation}،؛؟۔।。、「」『』（），：；！？")
 _MAX_LOGGED = 300  # characters
 _MAX_WORD = 32  # characters; a longer word may be an API key
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
@@ -26,10 +27,14 @@ _JSON_ESCAPE = re.compile(
 def normalise(text: str) -> str:
     """Lower-case a text; drop ASCII punctuation, English articles and extra white space, as SQuAD does.
 
+    Arabic, Indian, Chinese and Japanese marks are dropped, too. In scripts without spaces between words, each
+    character becomes a word.
+
     >>> normalise("The  Beatles, (band)")
     'beatles band'
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    spaced = UNSPACED.sub(r" \g<0> ", text.lower().translate(_PUNCTUATION))
+    return " ".join(_ARTICLES.sub(" ", spaced).split())
 
 
 def encodable(text: str) -> str:

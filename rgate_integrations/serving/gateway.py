@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from traceback import format_exception_only
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -316,7 +317,7 @@ def _make_headers(decision: Decision) -> dict[str, str]:
     if decision.p_covered is not None:
         values["p-covered"] = f"{decision.p_covered:.3f}"
     if decision.corpus is not None:
-        values["corpus"] = decision.corpus
+        values["corpus"] = quote(decision.corpus, safe=" &'()+,/:@")  # a header is ASCII
     if decision.error is not None:
         values["error"] = decision.error.type
     return {f"{OWN_HEADER}-{name}": one_line(value) for name, value in values.items()}

@@ -11,6 +11,7 @@ from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.models.proxies import language_model
 from rgate_integrations.prompts import ANSWER, PromptTemplate
+from rgate_integrations.runtime.segments import count_words
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class DraftSpec(EvidenceSpec[Draft]):
 
 def generation_cost(draft: Draft) -> Cost:
     """Return the cost of a text that was generated for a question."""
-    written = len(draft.tokens) or len(draft.text.split())  # some LLMs report no tokens
+    written = len(draft.tokens) or count_words(draft.text)  # some LLMs report no tokens
     return Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=written + draft.thinking_tokens)
 
 
