@@ -2,9 +2,11 @@
 
     python benchmarks/both_arms.py --data FOLDER
 
-The gate gets each LLM's name. It has learned from none of these answers, and questions near its six training sets are
-left out. Where the gate retrieves, the recorded answer with passages counts; elsewhere the one without. Intervals are
-paired, by bootstrap over questions.
+FOLDER has the recorded answers of four published data sets: SAGE-KG (``sagekg_multihop_paired``), When-to-Retrieve
+(``when_to_retrieve_nq``), SKR (``skr_temporal``) and RealTimeQA (``realtimeqa``). The gate gets each LLM's name. It
+has learned from none of these answers, and questions near its six training sets are left out. Where the gate
+retrieves, the recorded answer with passages counts; elsewhere the one without. Intervals are paired, by bootstrap
+over questions.
 """
 
 from pathlib import Path

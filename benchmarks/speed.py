@@ -2,9 +2,9 @@
 
     python benchmarks/speed.py [GATE ...] [--data FOLDER]
 
-The questions are made from titles of the encyclopaedia. With ``--data``, one run takes practical requests of the
-folder, another fact questions of its six sets. The numbers hold for this machine now: to compare two versions, run
-both in turns.
+The questions are made from titles of the encyclopaedia. With ``--data``, one run takes the practical requests of
+``FOLDER/practical.dev.jsonl``, another the fact questions of ``FOLDER/adaptive_llama31_8b.*.dev.jsonl``. The numbers
+hold for this machine now: to compare two versions, run both in turns.
 """
 
 import json

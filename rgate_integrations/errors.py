@@ -145,9 +145,8 @@ def needs_extra(extra: str) -> Iterator[None]:
         raise missing_dependency(error.name or str(error), extra) from error
     except ImportError as error:
         raise MissingDependencyError(
-            f"The packages of the extra {extra!r}, too old or unsuited to each other, cannot be imported: "
-            f"{first_line(error)}.",
-            hint=f'Run: pip install --upgrade "rgate-integrations[{extra}]"',
+            f"The packages of the extra {extra!r} cannot be imported: {first_line(error)}.",
+            hint=f'They may be outdated or incompatible. Run: pip install --upgrade "rgate-integrations[{extra}]"',
         ) from error
 
 

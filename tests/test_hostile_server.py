@@ -139,7 +139,7 @@ def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, ca
 def test_a_login_in_the_environments_proxy_server_is_not_quoted(caplog, login_and_host):
     proxy = RemoteModel("http://model.test:9/v1", "m", retries=0, timeout=5)
     with patch.dict(os.environ, {"ALL_PROXY": f"http://{login_and_host}"}, clear=True):
-        failed(proxy, caplog, ConfigurationError, "proxy server in the environment")
+        failed(proxy, caplog, ConfigurationError, "proxy settings in the environment")
 
 
 # --- how it answers ---------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_no_more_of_an_answer_is_read_than_an_answer_can_have_and_none_is_unpack
     """Regression: 1.5 MB of gzip became 3.1 GB and 23 s against a timeout of 20."""
     with (
         dripping(HEAD + header, piece, pause=0) as (url, taken),
-        pytest.raises(ServerError, match="more than 16 MiB"),
+        pytest.raises(ServerError, match="larger than 16 MiB"),
     ):
         RemoteModel(url, "m", retries=3).generate(ANSWER, VALUES, tokens=3)
     assert len(taken) == 1

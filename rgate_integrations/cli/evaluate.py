@@ -284,7 +284,7 @@ def report(
     results: Annotated[list[Path], typer.Argument(help="Results of rgate evaluate --out.")],
     html: Annotated[Path, typer.Option(dir_okay=False, help="Page to write.")] = Path("report.html"),
 ) -> None:
-    """Write an HTML page on evaluations: curves, reliability, examples, and a threshold to move."""
+    """Write an HTML page about evaluations: curves, reliability, examples, and a slider for the threshold."""
     from rgate_integrations.runtime.files import check_output, write_atomically
     from rgate_integrations.tuning.report import read_results, report_page
 

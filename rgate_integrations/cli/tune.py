@@ -210,7 +210,7 @@ def train(
     if self_label and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError(
             "--self-label cannot be combined with --gate rewriter or --draft recorded.",
-            hint="Omit --self-label; or use another gate than rewriter, with --draft proxy or --draft none.",
+            hint="Omit --self-label, or use a --gate other than rewriter with --draft proxy or --draft none.",
         )
     check_output(out, *data, model, files=(CONFIG if gate == "probe" else ADAPTER,))
     options = TrainingOptions(

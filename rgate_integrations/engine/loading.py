@@ -115,7 +115,14 @@ def load_gate(
 
 
 def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
-    """Return a gate that also considers what these corpora cover; they replace any earlier corpora.
+    """Return a gate that also considers what these corpora cover.
+
+    If the gate already has corpora, they are replaced, and their options return to the defaults unless given here.
+
+    Args:
+        gate: The gate.
+        corpus: The corpora; see `Corpus`.
+        **parameters: Options of `CorpusGate`: ``prefer``, ``when_uncovered`` and ``top``.
 
     Raises:
         ProfileError: A profile cannot be read.

@@ -98,5 +98,5 @@ class OwnGate(Decider):
         return self if getattr(self.gate, "reads_drafts", False) else None
 
     def decides_like(self, other: Decider) -> bool:
-        """Return whether the same object decides."""
+        """Return whether the other decider wraps the same object."""
         return isinstance(other, OwnGate) and self.gate is other.gate

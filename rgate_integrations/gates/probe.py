@@ -55,7 +55,7 @@ class ProbeGate(TrainedGate):
         """Score by the calibrated probe and, if it uses them, the draft's log-probabilities.
 
         Raises:
-            ModelLoadError: The states have another shape than the weights, so another model gave them.
+            ModelLoadError: The shapes of states and weights differ, so the states are from another model.
         """
         trained = self.trained
         states, *drafts = [evidence[spec] for spec in self.specs]

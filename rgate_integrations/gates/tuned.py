@@ -82,7 +82,7 @@ class TunedGate(TrainedGate):
 
         Raises:
             EvidenceError: The partial answer has no log-probabilities.
-            ModelLoadError: The states have another shape than the weights, so another model gave them.
+            ModelLoadError: The shapes of states and weights differ, so the states are from another model.
         """
         trained = self.trained
         prior, states, *drafts = [evidence[spec] for spec in self.specs]

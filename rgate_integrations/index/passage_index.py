@@ -243,7 +243,7 @@ class PassageIndex:
 
         Raises:
             ConfigurationError: ``queries`` is one string, ``k`` is not a positive whole number, or the
-                embedder's vectors are not finite or have another dimension than the index.
+                embedder's vectors are not finite or do not have the dimension of the index.
             RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
         """
         check_search(queries, k)

@@ -93,7 +93,8 @@ def _buffer_event(event: str) -> Any:
 class BufferingHandler(BaseCallbackHandler):
     """Keeps the events of a partial answer until it is released, and records the LLM's metadata.
 
-    Tracers among the manager's handlers get events at once, the other handlers when the events are flushed.
+    Tracers among the manager's handlers get events at once, listeners when the events are flushed. Hooks are left to
+    LangChain; the module describes these three kinds.
 
     Args:
         answer: The answer, whose `PartialAnswer` receives the LLM's log-probabilities and metadata.

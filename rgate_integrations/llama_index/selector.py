@@ -38,7 +38,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
 
     Raises:
         ConfigurationError: The gate or an option is invalid, such as ``corpus=True``: a selector has no
-            passages. With several corpora: ``retrieve`` is a list of other names than the corpora's. Raised by
+            passages. With several corpora: ``retrieve`` is a list of names that are not the corpora's. Raised by
             a selection: ``direct`` or ``retrieve`` names an unknown tool.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.

@@ -82,9 +82,9 @@ def make_client(
         ValueError,
     ):  # not chained, because these errors quote parts of the proxy server's login
         raise ConfigurationError(
-            "The proxy server in the environment (HTTPS_PROXY, ALL_PROXY or similar) cannot be used.",
-            hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A. "
-            'A SOCKS proxy needs: pip install "httpx[socks]".',
+            "The proxy settings in the environment (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY) cannot be used.",
+            hint="In a proxy's URL, percent-encode user name and password: / is %2F, @ is %40, : is %3A. SOCKS needs "
+            'pip install "httpx[socks]". In NO_PROXY, write IPv6 addresses without brackets and prefix lengths.',
         ) from None
 
 
@@ -119,7 +119,7 @@ async def request(
             received += part
             if len(received) > LONGEST_BODY:
                 raise ServerError(
-                    f"The answer from {url} has more than {LONGEST_BODY >> 20} MiB; the rest was not read.",
+                    f"The answer from {url} is larger than {LONGEST_BODY >> 20} MiB; the rest was not read.",
                     hint="Check the URL.",
                 )
         return Answer(response.status_code, response.headers, bytes(received))

@@ -97,7 +97,7 @@ def split_thoughts(text: str) -> Reply:
 
 
 def read_reply(message: Any) -> Reply:
-    """Return thoughts and answer of a message, or a chunk of one: a server's JSON, or an object of a framework.
+    """Return the thoughts and the answer in a message, or in a chunk of one: a server's JSON or a framework's object.
 
     Thoughts are in a separate field (``reasoning_content``, ``reasoning``, ``thinking``), or in a block of the
     content (OpenAI's Responses, Anthropic, Gemini, LangChain, LlamaIndex). For thoughts in the text, use

@@ -105,7 +105,7 @@ class LimitedSearch:
             # SystemExit or a panic in Rust would stop the server, and a future cannot hold a StopIteration.
             raise SearchError(
                 f"The retriever raised {type(error).__name__}, which a search must not raise.",
-                hint="Let it raise another exception, whose message is then logged.",
+                hint="Raise a different exception there: its message will be logged.",
             ) from error
         for hit in chain.from_iterable(hits):
             passage = getattr(hit, "passage", None)

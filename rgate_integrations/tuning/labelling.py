@@ -336,8 +336,8 @@ def collect(
     arms: dict[ArmName, Arm] = {"direct": ModelArm(llm, tokens=tokens)}
     if index is not None:
         arms["retrieve"] = ModelArm(llm, index, k=k, tokens=tokens)
-    # The answers are next to the file, so one lock protects both. `tune` may use the same answers.
-    with locked(answers_path):
+    # Two locks, because `tune` may use the same answers.
+    with locked(out), locked(answers_path):
         to_ask = read_questions(questions, gold=True)
         if out.exists() and not answers_path.exists():
             raise DataFormatError(

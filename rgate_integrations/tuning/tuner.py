@@ -160,7 +160,7 @@ def tune(
     Raises:
         ConfigurationError: ``out`` exists or holds ``questions``, an arm cannot answer, or its settings have changed.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all have the same.
-        ModelLoadError: The prior cannot be read, or has another method than ``"heads"`` or ``"probe"``.
+        ModelLoadError: The prior cannot be read, or its method is neither ``"heads"`` nor ``"probe"``.
         RGateError: The prior could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
