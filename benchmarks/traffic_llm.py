@@ -142,7 +142,7 @@ class Chat(BaseChatModel):
             body["logprobs"] = True
         call = {"prompt": 0, "written": 0}
         self.calls.append(call)
-        address = f"{self.url.rstrip('/')}/v1/chat/completions"
+        address = f"{self.url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
         with self._client.stream("POST", address, json=body) as response:
             response.raise_for_status()
             for line in response.iter_lines():

@@ -129,10 +129,10 @@ class Draft(Frozen):
 
     @classmethod
     def from_message(cls, message: Any, *, usage: Any = None, reason: Any = None, **fields: Any) -> Draft:
-        """Return a draft made from the message of a server or framework; ``fields`` sets other fields.
+        """Return a draft made from a message of a server or framework; ``fields`` sets other fields.
 
-        ``usage`` holds the server's token counts; ``reason`` is the finish reason, without which the draft counts as
-        cut off.
+        Only the number of thinking tokens is read from ``usage``. ``reason`` is the finish reason; without one, the
+        draft is marked as not ``finished``.
         """
         thoughts, answer = replies.read_reply(message)
         thinking = replies.count_thinking(usage)

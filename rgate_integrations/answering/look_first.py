@@ -155,12 +155,11 @@ def is_never_known(decision: Decision) -> bool:
 
 
 def are_useless(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
-    """Return whether passages are so poor that no LLM would gain from reading them.
+    """Return whether passages are too poor to change the decision, whatever the LLM knows.
 
-    Passages help an LLM more the less it knows. So this tests the lowest P(known) that matters, which is
-    `LookFirst.abstain_below`: below it, neither arm is likely to be right.
+    Tested at P(known) = `LookFirst.abstain_below`. If they do not help there, they help no LLM that knows more, and
+    for one that knows less the outcome is "abstain", since P(helps) is at most as high (if `LookFirst.min_gain` is 0).
     """
-    # Passages help most at this P(known), so if they do not help here, they help no LLM.
     least = options.abstain_below
     return estimate_p_helps(question, passages, least, options) - options.min_gain <= least
 

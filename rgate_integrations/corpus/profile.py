@@ -326,7 +326,8 @@ class CorpusProfile:
         for name, theirs, ours in (("format", saved.format, FORMAT), ("encoder", saved.encoder, _ENCODER)):
             if theirs != ours:
                 raise ProfileError(
-                    f"The profile in {str(root)!r} has the {name} {theirs!r}, not {ours!r}.", hint=_MAKE_AGAIN
+                    f"The profile in {str(root)!r} has the {name} {theirs!r}; this version reads {ours!r}.",
+                    hint=_MAKE_AGAIN,
                 )
         weights = read_file(root / WEIGHTS)
         if saved.weights_sha256 != hashlib.sha256(weights).hexdigest():

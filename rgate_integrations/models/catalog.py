@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def size(self) -> str:
-        """Size of the download as text, such as ``"93 MB"``; both sizes if that from the Hub differs."""
+        """Size of the download as text, such as ``"93 MB"``; if the Hub's differs from the package index's, both."""
         if self.hub is None or not self.hub.megabytes:
             return f"{self.megabytes:,} MB"
         return f"{self.megabytes:,} MB, from the Hub {self.hub.megabytes:,} MB"

@@ -30,11 +30,12 @@ class PooledLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestLayers:
-    """The states to pool for a request.
+    """Which layers to pool for a request, and how.
 
     Attributes:
-        whole: States of the request, without the earlier turns.
-        segments: States of each segment; their span is ``"question"``.
+        whole: Layers to pool over the request, without the earlier turns.
+        segments: Layers to pool over each segment, the same for all; their span must be ``"question"``, which here
+            means the segment.
     """
 
     whole: tuple[PooledLayer, ...]

@@ -164,8 +164,8 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
         return {}
     if not isinstance(direct, ModelArm):
         raise ConfigurationError(
-            "num_samples= needs a model, but direct= is an object whose temperature cannot be set.",
-            hint="Pass a model as direct=, such as RemoteModel(URL, MODEL).",
+            f"num_samples= samples at a temperature, which cannot be set for direct=, {direct.name!r}.",
+            hint="Pass a model of this package as direct=, such as RemoteModel(URL, MODEL), or leave out num_samples=.",
         )
     return {f"{SAMPLE} {i + 1}": replace(direct, index=None, seed=seed * n + i) for i in range(n)}
 
