@@ -304,7 +304,7 @@ def monitor(
         hint="Make the gate with rgate tune or rgate calibrate.",
     )
     logged, covered, gaps = [], [], []
-    for record in read_records(log):
+    for record in read_records(log, hint="Remove the line if its writing was interrupted."):
         p_known, p_covered = record.optional_number("p_known"), record.optional_number("p_covered")
         if p_covered is not None and p_known is not None:
             covered.append(p_covered >= COVERED)
