@@ -93,8 +93,8 @@ def collect(
             progress=bar.report,
         )
     say_habits(answering)
-    answered = {Question.from_record(record).key for record in read_records(out)}
-    n = sum(question.key in answered for question in to_ask)
+    # The file may have questions of earlier runs.
+    n = len({q.key for q in map(Question.from_record, read_records(out))} & {q.key for q in to_ask})
     # Evaluating needs the answers with passages, too.
     say(
         f"{n} of {len(to_ask)} questions are answered, in {out}. "
