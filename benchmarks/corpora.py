@@ -5,10 +5,10 @@
     python benchmarks/corpora.py --write                   makes background.npz, what corpora are compared with
 
 ``FOLDER/domain`` has questions that users asked real RAG applications, with passages; ``FOLDER/practical.dev.jsonl``
-has requests that need none. A passage that answers a question is not in the profile that judges it. If all passages of
-a domain answer a question, each half judges the other. The docstrings of the installed package ``ray`` judge users'
-questions about Ray. Each domain is measured with the SLOPE and MIDPOINT that were fitted to the others. ``papers`` is
-only measured.
+has requests that need none. A passage that answers a question is not in the profile that judges it. If all passages
+of a domain answer a question, each half judges the other. The docstrings of the installed package ``ray`` judge
+users' questions about Ray. Each domain is measured with the SLOPE and MIDPOINT that were fitted to the others.
+``papers`` is only measured.
 """
 
 import random

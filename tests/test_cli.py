@@ -104,6 +104,12 @@ def test_a_folder_is_no_file_to_write(command, tmp_path):
     assert rgate(*command.split(), tmp_path).exit_code == 2
 
 
+def test_a_seed_that_numpy_does_not_take_is_refused():
+    """Regression: a traceback, after the models had read all questions."""
+    for seed in ("-1", str(2**32)):
+        assert rgate("train", "--data", "d", "--out", "o", "--seed", seed).exit_code == 2
+
+
 def test_every_command_knows_h_and_a_flag_means_one_thing_in_all():
     named = {}
     for name, command in typer.main.get_command(app).commands.items():

@@ -38,12 +38,20 @@ GOOD = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
         ({"question": 3}, "line 2: question is missing"),
         ({"question": "b?", "rag_correct": True}, "line 2: it has neither closed_book_correct"),
         ({"question": "b?", "closed_book_correct": True}, "line 2: it has neither rag_correct"),
-        ({"question": "b?", "closed_book_correct": 2}, "line 2: it has neither closed_book_correct"),
+        ({"question": "b?", "closed_book_correct": 2}, "closed_book_correct must be true or false, not 2"),
+        ({"question": "b?", "closed_book_correct": "yes"}, "line 2: .* must be true or false, not 'yes'"),
     ],
 )
 def test_paired_files_that_lack_something_are_named(tmp_path, bad, why):
     with pytest.raises(DataFormatError, match=why):
         read_paired([write(tmp_path / "bad.jsonl", GOOD, bad)])
+
+
+def test_a_file_that_is_given_twice_is_refused(tmp_path):
+    """Regression: it counted twice, and calibration had each question in both halves."""
+    path = write(tmp_path / "a.jsonl", GOOD)
+    with pytest.raises(DataFormatError, match="has no new questions"):
+        read_paired([path, path])
 
 
 # --- metrics by hand ---------------------------------------------------------------------------------------
@@ -81,6 +89,7 @@ def test_every_number_by_hand():
         "auc_utility": 1.0,
     }
     assert {name: found[name] for name in wanted} == wanted
+    assert isinstance(found["helped"], int)
     assert [found["curve"][place] for place in (0, 10, 20)] == [[0.0, 0.25], [0.5, 0.5], [1.0, 0.5]]
     one_class = measure(judged([0.9, 0.1], [F, T], [T, T], [T, T]))
     assert (one_class["auc"], "auc" in one_class["intervals"]) == (None, F)

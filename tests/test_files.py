@@ -1,12 +1,15 @@
 """Files: what a kill leaves, what damaged files say, and lines that hold more than ASCII."""
 
 import contextlib
+import errno
 import gzip
 import json
 import os
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -87,6 +90,14 @@ def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypat
         check_output(name, files=("a",))
     assert find_folder(name).is_dir()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
+    """Regression: a traceback, because there even removing a missing file fails."""
+    for name in ("open", "unlink"):
+        monkeypatch.setattr(Path, name, Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+    with pytest.raises(WriteError, match=r"r\.json' could not be written: Read-only file system"):
+        write_atomically(tmp_path / "r.json", "{}")
 
 
 WHOLE = gzip.compress(b'{"a": 1}\n' * 1_000)

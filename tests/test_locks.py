@@ -63,7 +63,7 @@ def test_who_is_willing_to_wait_gets_it_next(tmp_path, holder):
 def test_collecting_and_training_are_refused_while_another_does_it(tmp_path, holder):
     passages = write_atomically(tmp_path / "passages.jsonl", '{"text": "x"}\n')
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(LockedError):
+    with locked(tmp_path / "out.answers.jsonl"), pytest.raises(LockedError):
         collect([{"id": "1", "question": "who?", "gold_answers": ["x"]}], ScriptedProxy(), tmp_path / "out")
     with pytest.raises(LockedError):
         train(data=[passages], out=tmp_path / "out")

@@ -194,6 +194,10 @@ def test_monitoring_from_the_command_line(tmp_path):
         for p in (0.0, 1.0)
         for _ in range(50)
     ]
-    output = printed("monitor", write(tmp_path / "log.jsonl", *lines, *ruled), "--gate", tmp_path / "gate")
+    log = write(tmp_path / "log.jsonl", *lines, *ruled)
+    output = printed("monitor", log, "--gate", tmp_path / "gate")
     assert "100 decisions: P(known) below the threshold in 50.0%" in output
     assert LIKE in output
+    with log.open("a") as file:
+        file.write('{"question": "half wri')
+    assert "interrupted" in rgate("monitor", log, "--gate", tmp_path / "gate").exception.hint

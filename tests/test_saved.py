@@ -13,7 +13,7 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.artifacts import LogprobHead
 from rgate_integrations.gates.folder import read_gate, save_gate, saved_folder, shipped
 from rgate_integrations.gates.registry import gate_argument, saved_gate
@@ -187,6 +187,12 @@ def test_a_folder_that_is_named_like_a_gate_is_loaded_by_the_name_that_is_printe
     save_gate(saved_gate(load_gate("constant:never").gate, {}), Path(name))
     assert load_gate(gate_argument(name)).decide("who?").p_known == 1.0
     assert gate_argument(name) in (name, f"./{name}")
+
+
+def test_the_error_for_a_gate_that_needs_a_folder_says_how_a_folder_of_its_name_is_written():
+    with pytest.raises(ConfigurationError, match="artifact") as caught:
+        load_gate("tuned")
+    assert "'./tuned'" in caught.value.hint
 
 
 @pytest.mark.parametrize(

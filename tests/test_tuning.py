@@ -170,6 +170,7 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
         (TuneOptions, {"tokens": 0}),
         (TuneOptions, {"max_questions": 0}),
         (TuneOptions, {"num_samples": -1}),
+        (TuneOptions, {"seed": -1}),
         (TuneOptions, {"labels": "guess"}),
         (Budget, {"rate": 1.5}),
         (Budget, {"rate": 0.5, "confidence": 0}),

@@ -75,6 +75,17 @@ def test_a_judge_that_cannot_be_asked_ends_the_run_and_the_answers_are_kept(comm
     assert (tmp_path / "my-gate.answers.jsonl").read_text().count('"draft"') == 2 * N
 
 
+def test_a_judge_that_never_says_yes_or_no_is_named(command, fake):
+    """Regression: the error was that there are too few questions."""
+
+    def vague(body):
+        return answer("Well, perhaps.") if "Answer to judge" in str(body) else by_number(body)
+
+    done = command(vague, "--model", "m", "--judge", f"big@{fake(vague).url}", "--yes")
+    assert "questions have a label and answers from both arms; 60 have no label" in str(done.exception)
+    assert "Check that big replies Yes or No." in done.exception.hint
+
+
 PASSAGES = ["--index", "passages"]
 
 

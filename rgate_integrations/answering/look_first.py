@@ -158,7 +158,7 @@ def are_useless(question: str, passages: Sequence[FoundPassage], options: LookFi
     """Return whether passages are too poor to change the decision, whatever the LLM knows.
 
     Tested at P(known) = `LookFirst.abstain_below`. If they do not help there, they help no LLM that knows more, and
-    for one that knows less the outcome is "abstain", since P(helps) is at most as high (if `LookFirst.min_gain` is 0).
+    for one that knows less the outcome is "abstain", as P(helps) is at most as high (if `LookFirst.min_gain` is 0).
     """
     least = options.abstain_below
     return estimate_p_helps(question, passages, least, options) - options.min_gain <= least

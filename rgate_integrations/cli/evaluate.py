@@ -95,8 +95,8 @@ def collect(
             progress=bar.report,
         )
     say_habits(answering)
-    answered = {Question.from_record(record).key for record in read_records(out)}
-    n = sum(question.key in answered for question in to_ask)
+    # The file may have questions of earlier runs.
+    n = len({q.key for q in map(Question.from_record, read_records(out))} & {q.key for q in to_ask})
     # Evaluating needs the answers with passages, too.
     say(
         f"{n} of {len(to_ask)} questions are answered, in {out}. "
@@ -312,7 +312,7 @@ def monitor(
         hint="Make the gate with rgate tune or rgate calibrate.",
     )
     logged, covered, gaps = [], [], []
-    for record in read_records(log):
+    for record in read_records(log, hint="Remove the line if its writing was interrupted."):
         p_known, p_covered = record.optional_number("p_known"), record.optional_number("p_covered")
         if p_covered is not None and p_known is not None:
             covered.append(p_covered >= COVERED)

@@ -191,7 +191,7 @@ def train(
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Number of draft tokens to read.")] = 32,
     folds: Annotated[int, typer.Option(min=2, help="Folds of a probe's cross-validation.")] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of folds, initial weights and order of questions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of all random choices.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     self_label: SelfLabel = False,
     system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe only).")] = None,

@@ -207,7 +207,8 @@ class Gate(Frozen, ABC):
             known = [name for name, field in cls.model_fields.items() if not field.exclude]
             raise ConfigurationError(
                 f"The parameters of the gate {name!r} are invalid: {parameter}: {first['msg']}.",
-                hint=f"Its parameters are: {', '.join(known)}.",
+                hint=f"Its parameters are: {', '.join(known)}."
+                + (f" For a folder of this name, write './{name}'." if first["type"] == "missing" else ""),
             ) from error
 
     def replace(self, **parameters: Any) -> Self:

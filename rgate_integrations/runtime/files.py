@@ -469,11 +469,12 @@ def _beside(target: Path, mark: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder, if it exists."""
+    """Remove a file or folder, if it exists and can be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # on a read-only file system, removing a missing file fails, too
+            path.unlink()
 
 
 def _write(path: Path, content: bytes | str) -> None:

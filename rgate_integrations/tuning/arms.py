@@ -165,7 +165,7 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
     if not isinstance(direct, ModelArm):
         raise ConfigurationError(
             f"num_samples= samples at a temperature, which cannot be set for direct=, {direct.name!r}.",
-            hint="Pass a model of this package as direct=, such as RemoteModel(URL, MODEL), or leave out num_samples=.",
+            hint="Pass a model of this package as direct=, such as RemoteModel(URL, MODEL), or omit num_samples=.",
         )
     return {f"{SAMPLE} {i + 1}": replace(direct, index=None, seed=seed * n + i) for i in range(n)}
 

@@ -131,8 +131,8 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
             # A resample with only one class has no AUC, and nanquantile ignores it.
             intervals[name] = np.nanquantile(values, [0.025, 0.975]).round(4).tolist()
     return {
-        # JSON has no NaN. Adding 0.0 turns -0.0 into 0.0.
-        **{name: None if math.isnan(value) else round(value, 4) + 0.0 for name, value in metrics.items()},
+        # JSON has no NaN. Adding 0 turns -0.0 into 0.0, and keeps counts whole.
+        **{name: None if math.isnan(value) else round(value, 4) + 0 for name, value in metrics.items()},
         "n": n,
         "failed": sum(decision.error is not None for decision in judged.decisions),
         "curve": np.stack([rates, accuracies], axis=1).round(4).tolist(),

@@ -107,8 +107,11 @@ def check_learnable(labels: Labels) -> None:
     n, right = len(labels.known), int(labels.known.sum())
     if n < LEAST:
         raise DataFormatError(
-            f"Only {n} questions have a label and answers from both arms.",
-            hint=f"At least {LEAST} are needed, and hundreds for a useful guarantee.",
+            f"Only {n} questions have a label and answers from both arms; {labels.unlabelled} have no label.",
+            hint=f"At least {LEAST} are needed, and hundreds for a useful guarantee."
+            + (
+                f" Check that {labels.judge} replies Yes or No." if labels.judge and labels.unlabelled else ""
+            ),
         )
     if right in (0, n):
         what, gate = ("wrong", "constant:always") if right == 0 else ("right", "constant:never")

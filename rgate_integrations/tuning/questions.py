@@ -252,17 +252,19 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
         paths: JSONL files, plain or gzipped.
 
     Raises:
-        DataFormatError: A file cannot be read or is empty, or a record lacks a key or has an invalid value;
-            the message names file and line.
+        DataFormatError: A file cannot be read, is empty or repeats an earlier one, or a record lacks a key or has an
+            invalid value; the message names file and line.
     """
-    files = []
+    files: list[DataFile] = []
     for path in map(Path, paths):
         examples = []
         for record in read_records(path, hint='Each line needs "question" and the labels of both arms.'):
             question = Question.from_record(record, _dataset_name(path))
             known = _is_right(record, question, "closed_book")
             examples.append(Example(question, float(known), _is_right(record, question, "rag")))
-        files.append(DataFile.from_examples(path, examples))
+        # A file that is given twice must not count twice, which would narrow intervals and weaken guarantees.
+        is_new = all(file.examples != tuple(examples) for file in files)
+        files.append(DataFile.from_examples(path, examples if is_new else []))
     return files
 
 
@@ -274,7 +276,11 @@ def _is_right(record: Record, question: Question, arm: str) -> bool:
     answer = record.fields.get(f"{arm}_answer")
     if label is None and isinstance(answer, str) and question.gold:
         return is_correct(answer, question.gold)
-    raise record.error(f"it has neither {arm}_correct (true or false) nor {arm}_answer with gold_answers")
+    raise record.error(
+        f"it has neither {arm}_correct (true or false) nor {arm}_answer with gold_answers"
+        if label is None
+        else f"{arm}_correct must be true or false, not {label!r:.60}"
+    )
 
 
 def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:

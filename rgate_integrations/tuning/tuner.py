@@ -90,7 +90,7 @@ class TuneOptions:
             raise ConfigurationError(
                 f"policy= must be MaxLoss(…) or Budget(…), not {self.policy!r}.", hint="Use MaxLoss(0.02)."
             )
-        minima = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0}
+        minima = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0, "seed": 0}
         for name, minimum in minima.items():
             value = getattr(self, name)
             if value is not None and value < minimum:

@@ -70,8 +70,8 @@ class DraftSpec(EvidenceSpec[Draft]):
             missing = "draft" if self.source == "recorded" else "LLM"
             raise EvidenceError(
                 f"This gate judges {self.source} drafts, but no {missing} was given.",
-                hint="Pass Request(question, draft=...) or, for 'llm' drafts, load the gate with llm=.... "
-                "If the gate has the parameter source=, source='proxy' needs neither.",
+                hint="Pass Request(question, draft=...) (--draft recorded) or, for 'llm' drafts, load the gate with "
+                "llm=.... If the gate has the parameter source=, source='proxy' needs neither.",
             )
         drafts = context.sources.llm.draft([request.question for request in context.requests], self.tokens)
         if len(drafts) != len(context.requests):
