@@ -159,7 +159,7 @@ class CorpusProfile:
     def _from_sample(cls, sample: Sample, name: str, source: Source) -> Self:
         if not sample.texts:
             raise ProfileError(
-                f"The {'description' if source == 'description' else 'passages'} of the corpus {name!r} are empty.",
+                f"The corpus {name!r} has {'a blank description' if source == 'description' else 'no passages'}.",
                 hint="Check the texts, the retriever's results, or the description.",
             )
         encoder = corpus_encoder()
