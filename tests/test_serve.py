@@ -205,6 +205,16 @@ def test_what_is_malformed_or_too_much_gets_its_status_and_the_server_goes_on(ur
     assert decide(url, "known")
 
 
+@pytest.mark.parametrize(("path", "needs_token"), [("/health", False), ("/ready", False), ("/metrics", True)])
+def test_head_is_answered_as_get_without_a_body(words, path, needs_token):
+    """Regression: 405, to a monitor that sends HEAD."""
+    with serving_gate(words, token=TOKEN) as url:
+        wait_until_ready(url)
+        assert CLIENT.head(url + path).status_code == (401 if needs_token else 200)
+        got = CLIENT.head(url + path, headers={"authorization": f"Bearer {TOKEN}"})
+    assert (got.status_code, got.content) == (200, b"")
+
+
 def test_who_has_no_token_is_refused_and_health_needs_none(words):
     body = {"questions": ["known"]}
     with serving_gate(words, token=TOKEN) as url:

@@ -230,7 +230,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         authorization = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        is_open = scope["method"] == "GET" and scope["path"] in _OPEN
+        is_open = scope["method"] in ("GET", "HEAD") and scope["path"] in _OPEN
         body: bytes | Response | None
         # In constant time, which does not reveal how much of a guessed token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
