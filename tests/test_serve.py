@@ -205,6 +205,16 @@ def test_what_is_malformed_or_too_much_gets_its_status_and_the_server_goes_on(ur
     assert decide(url, "known")
 
 
+@pytest.mark.parametrize(("path", "needs_token"), [("/health", False), ("/ready", False), ("/metrics", True)])
+def test_head_is_answered_as_get_without_a_body(words, path, needs_token):
+    """Regression: 405, to a monitor that sends HEAD."""
+    with serving_gate(words, token=TOKEN) as url:
+        wait_until_ready(url)
+        assert CLIENT.head(url + path).status_code == (401 if needs_token else 200)
+        got = CLIENT.head(url + path, headers={"authorization": f"Bearer {TOKEN}"})
+    assert (got.status_code, got.content) == (200, b"")
+
+
 def test_who_has_no_token_is_refused_and_health_needs_none(words):
     body = {"questions": ["known"]}
     with serving_gate(words, token=TOKEN) as url:
@@ -217,7 +227,24 @@ def test_who_has_no_token_is_refused_and_health_needs_none(words):
 
 
 def test_web_pages_under_another_name_of_this_machine_need_a_token(url):
-    assert post(url, "/v1/decide", {"questions": ["x"]}, host="evil.example").status_code == 400
+    refused = post(url, "/v1/decide", {"questions": ["x"]}, host="evil.example")
+    assert refused.status_code == 400
+    # Regression: "Invalid host header", as plain text, also to a proxy that passes the host on.
+    assert "'evil.example'" in refused.json()["error"]["message"]
+    assert "RGATE_TOKEN" in refused.json()["error"]["hint"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8377", "[::1]", "[::1]:8377"])
+def test_the_names_of_this_machine_need_none(url, host):
+    assert post(url, "/v1/decide", {"questions": ["known"]}, host=host).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "localhost.evil.example", "evil.localhost", "127.0.0.1:a", "localhost:", "[::1", "127.0.0.1.", "é"],
+)
+def test_what_only_looks_like_one_needs_a_token(url, host):
+    assert post(url, "/v1/decide", {"questions": ["known"]}, host=host).status_code == 400
 
 
 @pytest.mark.parametrize(

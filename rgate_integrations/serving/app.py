@@ -112,7 +112,7 @@ class DecisionRoutes:
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def wrong_method(self, request: Request) -> Response:
-        """Raise the error 405: the route accepts only GET."""
+        """Raise the error 405: the route accepts only GET and HEAD."""
         raise HTTPException(405)
 
     async def failed(self, request: Request, error: Exception) -> Response:
@@ -196,6 +196,7 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
     app.post("/v1/queries")(routes.queries)
     for path, state in (("health", routes.health), ("ready", routes.ready), ("metrics", routes.metrics)):
         app.get(f"/{path}", response_class=PlainTextResponse)(state)
+        app.head(f"/{path}", include_in_schema=False)(state)
         # Other methods must not fall through to the gateway, which would forward them to the upstream.
         app.add_route(f"/{path}", routes.wrong_method, methods=METHODS, include_in_schema=False)
     if gateway is not None:

@@ -1,6 +1,6 @@
 """Runs an application on uvicorn: checks clients, limits large and slow requests, shuts down gracefully.
 
-A request passes, in this order: the check of host names (if no token is set), `OriginCheck`, CORS for allowed
+A request passes, in this order: `HostCheck` (if no token is set), `OriginCheck`, CORS for allowed
 origins, and `Guard`, which checks the token, applies the limits, and cancels the request if its client disconnects.
 """
 
@@ -18,7 +18,6 @@ from typing import Any
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,6 +32,7 @@ _log = logging.getLogger("rgate_integrations.serving")
 _OPEN = ("/health", "/ready")  # the probes of an orchestrator have no token
 # Only processes on this machine can reach these addresses, so they need no token.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_OWN_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 # As bytes: without complete headers there is no request that the application could answer.
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -74,8 +74,7 @@ def make_server(
                 f"Other machines can reach {host!r}, but no token is set.",
                 hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
             )
-        # Against DNS rebinding: a web page whose host name resolves to this machine would have the same origin.
-        app = TrustedHostMiddleware(app, allowed_hosts=["localhost", "127.0.0.1", "[::1]"])
+        app = HostCheck(app)
     config = uvicorn.Config(
         app,
         host,
@@ -169,6 +168,33 @@ class _TimedProtocol(H11Protocol):
         self.transport.close()
 
 
+class HostCheck:
+    """ASGI middleware that rejects requests whose header ``Host`` is not a name of this machine, on every route.
+
+    Against DNS rebinding: a web page whose host name resolves to this machine would have the same origin.
+
+    Args:
+        app: The application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else "localhost"
+        if _OWN_HOST.fullmatch(host):
+            await self._app(scope, receive, send)
+        else:
+            response = problem(
+                400,
+                "InvalidHost",
+                f"The header Host is {host[:100]!r}, not a name of this machine, and no token is set.",
+                f"Set {TOKEN} to a secret, and send it; or send the request to 127.0.0.1.",
+            )
+            await response(scope, receive, send)
+
+
 class OriginCheck:
     """ASGI middleware that rejects requests from web pages of other origins, unless allowed, on every route.
 
@@ -234,7 +260,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         authorization = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        is_open = scope["method"] == "GET" and scope["path"] in _OPEN
+        is_open = scope["method"] in ("GET", "HEAD") and scope["path"] in _OPEN
         body: bytes | Response | None
         # In constant time, which does not reveal how much of a guessed token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
