@@ -245,7 +245,7 @@ def test_a_proxy_of_the_environment_gets_nothing_for_this_machine(monkeypatch, h
 def test_a_proxy_of_the_environment_that_cannot_be_used_is_said_without_its_login(monkeypatch, proxy):
     monkeypatch.setenv("ALL_PROXY", proxy)
     Upstream("http://127.0.0.1:9")  # needs none
-    with pytest.raises(ConfigurationError, match="proxy server in the environment") as caught:
+    with pytest.raises(ConfigurationError, match="proxy settings in the environment") as caught:
         Upstream("http://model.test:9")
     assert "p4ss" not in f"{caught.value} {caught.value.__cause__}"
 

@@ -214,7 +214,7 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
     [
         ({"labels": "judge"}, pytest.fail, "needs a judge"),
         # An object of the application cannot be made to sample.
-        ({"num_samples": 2}, pytest.fail, "needs a model"),
+        ({"num_samples": 2}, pytest.fail, "cannot be set for direct="),
         # Regression: found only after every call of the LLM.
         ({"policy": "max-loss"}, pytest.fail, r"policy= must be MaxLoss\(…\) or Budget\(…\), not 'max-loss'"),
     ],

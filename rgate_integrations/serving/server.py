@@ -182,7 +182,8 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        host = Headers(scope=scope).get("host", "") if scope["type"] == "http" else "localhost"
+        is_request = scope["type"] in ("http", "websocket")
+        host = Headers(scope=scope).get("host", "") if is_request else "localhost"
         if _OWN_HOST.fullmatch(host):
             await self._app(scope, receive, send)
         else:
