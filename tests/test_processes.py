@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+from rgate_integrations.models.download import cache_dir
 from tests.patience import PATIENCE
 
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -214,6 +215,18 @@ for uses in (False, True):
 def test_a_child_of_a_process_that_has_decided_ends_as_any_other():
     """Regression: the telemetry of ONNX Runtime hung, or aborted, at the end of a worker of `gunicorn --preload`."""
     assert ended(python(ENDS))[:2] == (0, "0\n0\n")
+
+
+@pytest.mark.model
+def test_no_telemetry_is_kept(tmp_path, monkeypatch):
+    """Regression: ONNX Runtime kept a device id and a database of events in the user's cache folder."""
+    monkeypatch.setenv("RGATE_CACHE", str(cache_dir()))
+    monkeypatch.delenv("CI", raising=False)  # there, it keeps none anyway
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    code = "from rgate_integrations import load_gate; print(load_gate().decide('Thanks!').error)"
+    assert ended(python(code))[:2] == (0, "None\n")
+    assert list(tmp_path.rglob("*")) == []
 
 
 # --- the end of the process --------------------------------------------------------------------------------
