@@ -165,7 +165,7 @@ ASKED = [{"id": str(i), "question": f"What is {i}?", "gold_answers": ["Answer"]}
 def test_collecting_goes_on_after_a_kill(tmp_path):
     asked = [*ASKED, {"id": "odd", "question": "one\u2028é\x85two?", "gold_answers": ["Answer"]}]
     whole = collect(asked, Model(), tmp_path / "whole.jsonl", index=index())
-    (file,) = read_paired([whole])
+    (file,) = read_paired(str(whole))  # one path is not a list of letters
     assert [example.question.id for example in file.examples] == [question["id"] for question in asked]
     assert all(example.known and example.question.draft.logprobs for example in file.examples)
     kept = answers_file(whole).read_bytes()

@@ -245,6 +245,7 @@ def test_what_has_no_passages_is_a_typed_error(texts):
 def test_few_passages_are_a_profile(fake, texts):
     profile = CorpusProfile.from_texts(texts)
     p = profile.judge(["How do I change the battery?", "🙂"])
+    assert profile.judge("🙂").shape == (1,)
     assert ((p >= 0) & (p <= 1)).all()
 
 

@@ -306,8 +306,13 @@ def test_events_are_judged_in_every_spelling(spell, known):
         assert through.content == alone.content
 
 
-@pytest.mark.parametrize("more", [{"n": 2}, {"messages": [USER, PREFILL]}], ids=["n", "prefill"])
-def test_of_what_is_not_one_answer_from_its_beginning_the_question_decides(more):
+JSON_MODE = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    "more", [{"n": 2}, {"messages": [USER, PREFILL]}, JSON_MODE], ids=["n", "prefill", "structured output"]
+)
+def test_of_what_is_not_one_answer_in_text_from_its_beginning_the_question_decides(more):
     upstream = ScriptedUpstream([{"content": "Perhaps "}] * 4)
     with gateway(Unsure(), upstream, answer_first=FIRST_TOKENS) as between:
         headers = gateway_headers(between.ask(stream=True, **more))

@@ -232,14 +232,15 @@ class CorpusProfile:
         logits = np.clip(SLOPE * (z - MIDPOINT) + NAME_LOGIT * named, -50, 50)
         return 1 / (1 + np.exp(-logits))
 
-    def judge(self, questions: Sequence[str]) -> Float64Array:
-        """Embed questions, and return `p_covered` of each, shape (questions,).
+    def judge(self, questions: str | Sequence[str]) -> Float64Array:
+        """Embed questions, or a single one, and return `p_covered` of each, shape (questions,).
 
         Raises:
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """
-        return self.p_covered(corpus_encoder().vectors(questions, "query: "), questions)
+        texts = [questions] if isinstance(questions, str) else questions
+        return self.p_covered(corpus_encoder().vectors(texts, "query: "), texts)
 
     def match_names(self, text: str) -> tuple[str, ...]:
         """Return the corpus's names that a question contains, such as products, identifiers and error codes.

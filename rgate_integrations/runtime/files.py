@@ -37,6 +37,11 @@ def expand(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # the method of `Path` raises for an unknown user's home
 
 
+def as_paths(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Return one or several paths as a list."""
+    return [Path(paths)] if isinstance(paths, str | Path) else list(map(Path, paths))
+
+
 def write_atomically(path: str | Path, content: bytes | str) -> Path:
     """Write or replace a file atomically, and return its path.
 

@@ -180,11 +180,13 @@ class LLMRequest:
 
     @property
     def can_be_judged_early(self) -> bool:
-        """Whether this is a chat request for one new streamed answer, whose first tokens can be judged."""
+        """Whether this is a chat request for one new streamed answer in text, whose first tokens can be judged."""
         messages = self.body[self.field]
         is_last = self.index is not None and self.index == len(messages) - 1
         is_single = self.body.get("n") in (None, 1)
-        return self.field == "messages" and is_last and is_single and self.body.get("stream") is True
+        is_text = self.body.get("response_format") in (None, {"type": "text"})
+        streams = self.body.get("stream") is True
+        return self.field == "messages" and is_last and is_single and is_text and streams
 
     @property
     def condense_body(self) -> bytes | None:

@@ -15,7 +15,7 @@ import numpy as np
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.runtime.arrays import BoolArray
-from rgate_integrations.runtime.files import expand
+from rgate_integrations.runtime.files import as_paths, expand
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
@@ -186,7 +186,9 @@ def all_examples(files: Sequence[DataFile]) -> list[Example]:
 
 
 def read_examples(
-    paths: Sequence[str | Path], label: str = LABEL, targets: Mapping[str, float] | None = None
+    paths: str | Path | Sequence[str | Path],
+    label: str = LABEL,
+    targets: Mapping[str, float] | None = None,
 ) -> list[DataFile]:
     """Read files of labelled questions, without repetitions within or across files.
 
@@ -194,7 +196,7 @@ def read_examples(
     ``context`` and ``dataset`` are optional.
 
     Args:
-        paths: JSONL files, plain or gzipped.
+        paths: A JSONL file, plain or gzipped, or several.
         label: Key of the label, a boolean or decimal number in [0, 1]; or ``"match_ratio"`` for SlimPLM's
             label, which is computed from ``gold_answers`` and ``closed_book_text``.
         targets: Labels by text of the question, in [0, 1], which replace those in the files.
@@ -206,7 +208,7 @@ def read_examples(
     """
     seen: dict[str, tuple[bool, str]] = {}
     files = []
-    for path in map(Path, paths):
+    for path in as_paths(paths):
         examples = []
         needed = '"gold_answers" and "closed_book_text"' if label == "match_ratio" else f'"{label}"'
         for record in read_records(path, hint=f'Each line needs "question" and {needed}.'):
@@ -241,7 +243,7 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     raise record.error(f"{label} must be true, false or a number from 0 to 1, not {target!r:.60}")
 
 
-def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
+def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
     """Read paired data: questions with the labels of both arms, one JSON record per line.
 
     A record needs ``question`` and, for each arm, the label (``closed_book_correct``, ``rag_correct``) or the answer
@@ -249,14 +251,14 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
     ``closed_book_logprobs``, ``popularity``.
 
     Args:
-        paths: JSONL files, plain or gzipped.
+        paths: A JSONL file, plain or gzipped, or several.
 
     Raises:
         DataFormatError: A file cannot be read, is empty or repeats an earlier one, or a record lacks a key or has an
             invalid value; the message names file and line.
     """
     files: list[DataFile] = []
-    for path in map(Path, paths):
+    for path in as_paths(paths):
         examples = []
         for record in read_records(path, hint='Each line needs "question" and the labels of both arms.'):
             question = Question.from_record(record, _dataset_name(path))

@@ -17,7 +17,7 @@ from rgate_integrations.gates.folder import plain
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import gate_argument
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
-from rgate_integrations.runtime.files import json_line, parse_json, read_file
+from rgate_integrations.runtime.files import as_paths, json_line, parse_json, read_file
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.tuning.calibration import LEAST
 from rgate_integrations.tuning.collection import Answered
@@ -56,14 +56,14 @@ class Result(BaseModel, frozen=True, allow_inf_nan=False):
     questions: tuple[JudgedQuestion, ...]
 
 
-def read_results(paths: Sequence[str | Path]) -> list[Result]:
+def read_results(paths: str | Path | Sequence[str | Path]) -> list[Result]:
     """Read results of ``rgate evaluate --out``.
 
     Raises:
         DataFormatError: A file cannot be read, or is not a result of an evaluation; the message names the file.
     """
     results = []
-    for path in map(Path, paths):
+    for path in as_paths(paths):
         try:
             results.append(Result.model_validate(parse_json(read_file(path, _MAX_RESULT_BYTES))))
         except (OSError, ValueError) as error:
