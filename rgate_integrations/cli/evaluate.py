@@ -223,7 +223,7 @@ def _row(name: str, measured: dict[str, Any]) -> list[str]:
 def calibrate(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the calibrated gate.")],
-    gate: GateName = DEFAULT_GATE,
+    gate: Annotated[str, typer.Option(help="Gate: a name (see rgate gates) or a folder.")] = DEFAULT_GATE,
     draft: DraftOf = "proxy",
     max_loss: MaxLossOption = None,
     budget: BudgetOption = None,

@@ -139,11 +139,12 @@ class FaissVectorStore(VectorStore):
         """Write texts, with their vectors if given, and return their ids; see `add_texts`."""
         metadatas = [{}] * len(texts) if metadatas is None else metadatas
         ids = [None] * len(texts) if ids is None else ids
-        if not len(ids) == len(metadatas) == len(texts):
-            raise ConfigurationError(
-                f"{len(texts)} texts, but {len(metadatas)} metadatas or {len(ids)} ids.",
-                hint="Pass one metadata dict and one id per text, or leave these arguments out.",
-            )
+        for argument, values in (("metadatas=", metadatas), ("ids=", ids)):
+            if len(values) != len(texts):
+                raise ConfigurationError(
+                    f"{argument} has the length {len(values)}, but there are {len(texts)} texts.",
+                    hint=f"Give one per text, or leave {argument} out.",
+                )
         names = [uuid.uuid4().hex if id is None else str(id) for id in ids]  # 0 and "" are ids
         row_of = {name: row for row, name in enumerate(names)}
         passages = [Passage(name, texts[row], metadata=metadatas[row]) for name, row in row_of.items()]
