@@ -141,6 +141,8 @@ def needs_extra(extra: str) -> Iterator[None]:
     """
     try:
         yield
+    except RGateError:  # it names its own extra
+        raise
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or str(error), extra) from error
     except ImportError as error:

@@ -159,8 +159,14 @@ def test_a_failing_judge_keeps_every_claim():
             {"max_queries": 3},
             ["where is Oulu?", "Oulu is a city", "Oulu has deep snow"],
         ),
+        # Regression: as sets of characters, the two were alike.
+        (
+            "诺贝尔物理学奖一九零三年。诺贝尔化学奖一九零三年。",
+            {"always_include_question": False},
+            ["Oulu 诺贝尔物理学奖一九零三年。", "Oulu 诺贝尔化学奖一九零三年。"],
+        ),
     ],
-    ids=["claims", "nothing", "many"],
+    ids=["claims", "nothing", "many", "without spaces"],
 )
 def test_which_queries_are_planned(text, options, queries):
     (plan,) = plan_queries([unknown("where is Oulu?", text)], **options)

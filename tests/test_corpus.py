@@ -135,8 +135,13 @@ def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
         (["He likes to take Pantol with milk.", "A pantol is a word here, and so is Pantol in it."], set()),
         (["Only one passage speaks of Pantol.", "The other one does not."], set()),
         (["Nehmen Sie Pantol mit Wasser und Brot.", "Wenn Pantol im Schrank mit Brot war."], set()),
+        (
+            ["The area of the campus is 3 km², without the park.", "It has CO₂ filters by Javatm™, No. №5."],
+            set(),
+        ),
+        (["The code is Ｘ２００.", "Error E\u201141 is rare."], {"x200", "e-41"}),
     ],
-    ids=["a product", "also in lower case", "once", "nouns with capitals"],
+    ids=["a product", "also in lower case", "once", "nouns with capitals", "units and signs", "wide codes"],
 )
 def test_a_product_that_is_mentioned_often_is_a_name(texts, names):
     assert find_terms(texts, profile_module.corpus_encoder()).names == names

@@ -258,6 +258,7 @@ def test_neither_rules_nor_failures_change_the_map_and_failures_count_as_retriev
     assert found.choice.facts["retrieval_rate"] == np.mean([d.retrieve for d in decided])
     mapped = [found.gate.gate.probability(p[i]) for i in logged]
     assert found.provenance["scores"] == np.quantile(mapped, np.linspace(0, 1, 101)).round(5).tolist()
+    assert found.provenance["scored"] == len(mapped) < found.provenance["n"]
 
 
 def with_a_corpus():

@@ -37,6 +37,9 @@ def test_certainty_of_the_knowledge_boundary_model(counts, certain):
         ("باريس، عاصمة فرنسا", ["باريس"], 1.0),
         ("यह पेरिस।", ["पेरिस"], 1.0),
         ("เมืองหลวงคือปารีสครับ", ["ปารีส"], 1.0),
+        ("三十五", ["五"], 0.0),  # one character is in many words
+        ("五。", ["五"], 1.0),
+        ("Paris、London（1879）", ["Paris", "1879"], 1.0),
         ("anything", ["the", "..."], 0.0),  # answers that normalise to nothing do not count
         ("anything", [], 0.0),
     ],

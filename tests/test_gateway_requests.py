@@ -310,7 +310,9 @@ JSON_MODE = {"response_format": {"type": "json_object"}}
 
 
 @pytest.mark.parametrize(
-    "more", [{"n": 2}, {"messages": [USER, PREFILL]}, JSON_MODE], ids=["n", "prefill", "structured output"]
+    "more",
+    [{"n": 2}, {"messages": [USER, PREFILL]}, JSON_MODE, {"guided_choice": ["yes", "no"]}],
+    ids=["n", "prefill", "structured output", "vLLM"],
 )
 def test_of_what_is_not_one_answer_in_text_from_its_beginning_the_question_decides(more):
     upstream = ScriptedUpstream([{"content": "Perhaps "}] * 4)

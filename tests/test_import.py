@@ -92,5 +92,10 @@ def test_a_module_that_is_there_but_does_not_fit_is_not_said_to_be_missing():
     ):
         from json import no  # noqa: F401
     assert "pip install --upgrade" in caught.value.hint
-    with pytest.raises(MissingDependencyError, match="module 'nowhere' is needed"), needs_extra("local"):
+    with (
+        pytest.raises(MissingDependencyError, match="module 'nowhere' is needed") as caught,
+        needs_extra("local"),
+        needs_extra("serve"),
+    ):
         import nowhere  # noqa: F401
+    assert caught.value.hint.endswith('[serve]"')

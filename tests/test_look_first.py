@@ -46,6 +46,7 @@ def test_words_are_lower_case_and_singular_and_rare_ones_weigh_more():
     assert tokenize("") == frozenset()
     # Without spaces between words, each character counts: no passage has the question's whole clause.
     assert tokenize("重置X200密码?") == {"重", "置", "x200", "密", "码"}
+    assert tokenize("それはモーター・カバーですか？") == {"モーター", "カバー"}, "particles are in every text"
     assert weight_of("the") == 0.0
     assert 0 < weight_of("state") < weight_of("lake") < weight_of("zorba") == 1.0
 

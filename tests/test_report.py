@@ -163,6 +163,13 @@ def test_a_gate_with_two_scores_drifts_too():
         assert measure_drift(before, 300, [score] * 200, 0.5).advice == CHANGED
 
 
+def test_scores_that_equal_a_saved_one_are_on_its_side():
+    """Regression: of 20 possible scores, rounded only when saved, the same traffic seemed to have changed."""
+    levels = np.random.default_rng(0).random(20)
+    before = np.quantile(np.repeat(levels, 10), np.linspace(0, 1, 101)).round(5)
+    assert measure_drift(before, 200, np.repeat(levels, 10), 0.5).psi == 0
+
+
 def test_the_calibration_of_anybody_is_compared():
     for n in (-5, 0, 1e308):
         assert measure_drift([0.5], n, [0.5] * 50, 0.5).retrieval_rate == 0

@@ -326,7 +326,7 @@ def monitor(
         for question in gaps[:_SHOWN_GAPS]:
             say(f"  {' '.join(question.split())[:110]}")
     scores = calibration.numbers("scores")
-    n = calibration.optional_number("n") or len(scores)
+    n = calibration.optional_number("scored") or calibration.optional_number("n") or len(scores)
     drift = measure_drift(scores, n, logged, saved.threshold)
     low, high = drift.interval
     say(

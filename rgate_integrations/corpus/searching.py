@@ -132,7 +132,10 @@ def as_search(retriever: Any) -> Search:
     if callable(as_retriever := getattr(retriever, "as_retriever", None)) and not hasattr(
         retriever, "similarity_search"
     ):
-        retriever = as_retriever(similarity_top_k=_TOP_K)  # an index of LlamaIndex
+        try:
+            retriever = as_retriever(similarity_top_k=_TOP_K)  # an index of LlamaIndex
+        except TypeError:
+            retriever = as_retriever()
     for method in _SEARCH_METHODS:
         if callable(search := getattr(retriever, method, None)):
             return partial(search, k=_TOP_K) if method == "similarity_search" else search

@@ -19,6 +19,10 @@ _MAX_WORD_CHARS = 40
 _GLUED = "\u0590-\u1dff\u3040-\ud7ff"
 _TOKEN = re.compile(rf"[^\W{_GLUED}]+(?:[.\-][^\W{_GLUED}]+)*|(?:(?=[{_GLUED}])\w)+")
 _HYPHENS = str.maketrans("\u2010\u2212", "--")  # a hyphen and a minus that stand for "-" in codes
+# Superscripts, subscripts, fractions, and signs such as ™: with plain letters, "km²" would read like a code.
+_SMALL = re.compile(
+    "[\u00aa\u00b2\u00b3\u00b9\u00ba\u00bc-\u00be\u2070-\u209c\u2116\u2120\u2122\u2150-\u215f]"
+)
 _IDENTIFIER = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d].*[\d_].*|.*[a-z][A-Z].*|[^\W\d]\w*\.\w{2,})")
 """Such as ``num_cpus``, ``E-4711``, ``RayJob`` and ``ray.put``."""
 _CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
@@ -58,7 +62,7 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
     counts: Counter[str] = Counter()
     identifiers: Counter[str] = Counter()
     total = 0
-    passages = [plain_text(passage).translate(_HYPHENS) for passage in passages]
+    passages = list(map(_plain_codes, passages))
     for passage in passages:
         words = _TOKEN.findall(passage)
         total += len(words)
@@ -95,7 +99,12 @@ def _proper_names(
 
 def tokenize(text: str) -> list[str]:
     """Return the words of a text, in order and in lower case, as in `Terms`."""
-    return [word.lower() for word in _TOKEN.findall(plain_text(text).translate(_HYPHENS))]
+    return [word.lower() for word in _TOKEN.findall(_plain_codes(text))]
+
+
+def _plain_codes(text: str) -> str:
+    """Return a text whose codes have plain letters and hyphens, however they are written."""
+    return plain_text(_SMALL.sub(" ", text)).translate(_HYPHENS)
 
 
 def _is_word(word: str) -> bool:

@@ -38,7 +38,8 @@ READ = 5
 SEARCH_FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
 """Names of the features that `search_features` returns, in order."""
 
-_WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W_{IDEOGRAPHS}]+")
+# A Han character is a word, and so is a run of katakana; hiragana are mostly particles and endings.
+_WORD = re.compile(rf"[\u3400-\u9fff]|[\u30a1-\u30fa][\u30a1-\u30fa\u30fc]*|[^\W_{IDEOGRAPHS}]+")
 _PLURAL = re.compile(r"(?<=..[^s])s$")
 _COMMON = Path(__file__).parent / "common_words.txt"
 _STOPWORDS = frozenset(
@@ -46,7 +47,7 @@ _STOPWORDS = frozenset(
         """
         who whom whose what which when where why how do does did done is are was were am be been being can could would
         should will shall may might must have has had a an the of in on at to for from by with and or s t it its this
-        that these those there i you he she they we me my your his her their our as not no
+        that these those there i you he she they we me my your his her their our as not no 的 是 了 在 有 和
         """
     )
 )
@@ -176,7 +177,7 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
 def tokenize(text: str) -> frozenset[str]:
     """Return the words of a text in lower case; those of four or more letters lose a final s, but not ss.
 
-    In Chinese and Japanese, each character is a word.
+    In Chinese and Japanese, each Han character and each run of katakana is a word; hiragana are left out.
     """
     return frozenset(_PLURAL.sub("", word) for word in _WORD.findall(text.casefold()))
 

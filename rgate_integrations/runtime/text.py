@@ -12,7 +12,10 @@ from rgate_integrations.runtime.letters import UNSPACED
 from rgate_integrations.runtime.replies import describe_non_answer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", f"{string.punctuation}،؛؟۔।。、「」『』（），：；！？")
+# As SQuAD does, "U.S." is "us"; other scripts write no white space after a mark.
+_PUNCTUATION = str.maketrans(
+    dict.fromkeys(string.punctuation, "") | dict.fromkeys("،؛؟۔।。、・「」『』《》（），：；！？", " ")
+)
 _MAX_LOGGED = 300  # characters
 _MAX_WORD = 32  # characters; a longer word may be an API key
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
@@ -27,14 +30,12 @@ _JSON_ESCAPE = re.compile(
 def normalise(text: str) -> str:
     """Lower-case a text; drop ASCII punctuation, English articles and extra white space, as SQuAD does.
 
-    Arabic, Indian, Chinese and Japanese marks are dropped, too. In scripts without spaces between words, each
-    character becomes a word.
+    Marks of Arabic, Indian, Chinese and Japanese count as white space.
 
     >>> normalise("The  Beatles, (band)")
     'beatles band'
     """
-    spaced = UNSPACED.sub(r" \g<0> ", text.lower().translate(_PUNCTUATION))
-    return " ".join(_ARTICLES.sub(" ", spaced).split())
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def encodable(text: str) -> str:
@@ -100,13 +101,16 @@ def normalise_answers(answers: Sequence[str]) -> list[str]:
 def contains_answer(text: str, answer: str) -> bool:
     """Return whether an answer occurs in a text, as whole words, after both are normalised.
 
-    An answer that normalises to nothing is never contained.
+    An answer that normalises to nothing is never contained. In scripts without spaces between words, such as Chinese,
+    an answer of several characters may be anywhere.
 
     >>> contains_answer("I do not know", "no"), contains_answer("No, it is not.", "no")
     (False, True)
     """
-    inner = normalise(answer)
-    return bool(inner) and f" {inner} " in f" {normalise(text)} "
+    inner, outer = normalise(answer), normalise(text)
+    if len(inner) > 1 and UNSPACED.search(inner):
+        inner, outer = (" ".join(UNSPACED.sub(r" \g<0> ", each).split()) for each in (inner, outer))
+    return bool(inner) and f" {inner} " in f" {outer} "
 
 
 def is_correct(answer: str, gold: Sequence[str]) -> bool:

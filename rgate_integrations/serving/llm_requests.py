@@ -25,6 +25,18 @@ _FIELDS = {
     "/completions": ("prompt", ""),
 }
 """By path ending: the field with the question, and the type of a text part in its messages."""
+# Fields of vLLM and llama.cpp for output in a given form, which says nothing about what the LLM knows.
+_STRUCTURED = frozenset(
+    (
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "grammar",
+        "json_schema",
+    )
+)
 # Remarks such as "Try again." or "Yes, go on." contain nothing to search for.
 _MAX_REMARK_WORDS = 3
 # An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
@@ -184,7 +196,10 @@ class LLMRequest:
         messages = self.body[self.field]
         is_last = self.index is not None and self.index == len(messages) - 1
         is_single = self.body.get("n") in (None, 1)
-        is_text = self.body.get("response_format") in (None, {"type": "text"})
+        is_text = (
+            self.body.get("response_format") in (None, {"type": "text"})
+            and not _STRUCTURED & self.body.keys()
+        )
         streams = self.body.get("stream") is True
         return self.field == "messages" and is_last and is_single and is_text and streams
 

@@ -25,7 +25,7 @@ from rgate_integrations.gates.probability import ProbabilityMap, logits, sigmoid
 from rgate_integrations.gates.registry import asks_server
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, no_progress
-from rgate_integrations.tuning.evaluation import expected_calibration_error, is_judged, judge
+from rgate_integrations.tuning.evaluation import SCORE_DIGITS, expected_calibration_error, is_judged, judge
 from rgate_integrations.tuning.questions import DataFile, DraftKind, all_examples
 
 ALWAYS = 1.01
@@ -248,7 +248,7 @@ def describe_choice(policy: Policy, choice: ThresholdChoice, p: Float64Array) ->
         "guaranteed": choice.guaranteed,
         **choice.facts,
         "date": date.today().isoformat(),
-        "scores": np.quantile(p, np.linspace(0, 1, 101)).round(5).tolist(),
+        "scores": np.quantile(p, np.linspace(0, 1, 101)).round(SCORE_DIGITS).tolist(),
     }
 
 
@@ -307,6 +307,7 @@ def calibrate(
     choice = policy.choose(p, held_out.closed_book, held_out.rag)
     kept = estimates[choose] | ~estimates[choose].any()  # all, if rules decide every question
     provenance = describe_choice(policy, choice, probabilities[kept]) | {
+        "scored": int(kept.sum()),
         "seed": seed,
         "probability": fitted.method,
         "ece_before": round(expected_calibration_error(p_known[choose][kept], held_out.closed_book[kept]), 4),

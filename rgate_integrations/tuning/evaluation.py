@@ -23,6 +23,8 @@ from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionA
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
 
+SCORE_DIGITS = 5
+"""Decimal digits of the scores in a calibration's provenance."""
 _CHUNK = 64
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy")
 _MIN_LOGGED = 50
@@ -293,7 +295,8 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
             f"{len(logged)} logged decisions are too few to tell whether the traffic has changed.",
             hint=f"Log at least {_MIN_LOGGED} decisions. Failed ones, and those of rules, do not count.",
         )
-    before, now = np.asarray(quantiles, dtype=float), np.asarray(logged, dtype=float)
+    # Rounded as the quantiles are saved: a score that equals one must be on the same side of it.
+    before, now = np.asarray(quantiles, dtype=float), np.round(logged, SCORE_DIGITS)
     deciles = np.unique(np.quantile(before, np.linspace(0, 1, 11)))
     # The first and the last bin are open. Between equal scores, such as a gate's 0 and 1, the edges are halfway.
     edges = deciles[1:-1] if len(deciles) == 11 else (deciles[1:] + deciles[:-1]) / 2
