@@ -140,7 +140,7 @@ def download_gguf(name: str, *, source: Source | None = None) -> Path:
 
 @contextmanager
 def _staging_dir(item: Entry, final: Path) -> Iterator[Path]:
-    """Lock the target, and yield a temporary folder in which to make it; the folder is removed unless the process is interrupted.
+    """Lock the target, and yield a temporary folder in which to make it; an interrupted process leaves the folder.
 
     Raises:
         DownloadError: A file or folder in the cache could not be written.
