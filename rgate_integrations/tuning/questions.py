@@ -264,9 +264,14 @@ def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
             question = Question.from_record(record, _dataset_name(path))
             known = _is_right(record, question, "closed_book")
             examples.append(Example(question, float(known), _is_right(record, question, "rag")))
+        file = DataFile.from_examples(path, examples)
         # A file that is given twice must not count twice, which would narrow intervals and weaken guarantees.
-        is_new = all(file.examples != tuple(examples) for file in files)
-        files.append(DataFile.from_examples(path, examples if is_new else []))
+        if file.sha256 in {earlier.sha256 for earlier in files}:
+            raise DataFormatError(
+                f"{path} has no new questions: an earlier file has the same content.",
+                hint="Leave this file out.",
+            )
+        files.append(file)
     return files
 
 

@@ -40,6 +40,9 @@ from rgate_integrations.tuning.report import Notes, write_card, write_notes, wri
 REPORT = "report.html"
 
 
+_MAX_NUMBER = 2**32 - 1  # the largest seed of scikit-learn
+
+
 @dataclass(frozen=True)
 class TuneOptions:
     """Options of `tune`.
@@ -93,8 +96,8 @@ class TuneOptions:
         minima = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0, "seed": 0}
         for name, minimum in minima.items():
             value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise ConfigurationError(f"{name} must be at least {minimum}, not {value}.")
+            if value is not None and not minimum <= value <= _MAX_NUMBER:
+                raise ConfigurationError(f"{name} must be from {minimum} to {_MAX_NUMBER:,}, not {value}.")
 
 
 @dataclass(frozen=True, repr=False)
