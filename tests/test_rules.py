@@ -258,3 +258,17 @@ def test_rules_in_langchain_see_the_metadata_of_the_call():
     gate = RetrievalGate(load_gate("constant:never", always=[CONTRACT, is_support]))
     assert gate.invoke("Who wrote Hamlet?").retrieve is False
     assert gate.invoke("Who wrote Hamlet?", {"metadata": {"channel": "support"}}).retrieve is True
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"alway": []}', r"alway\.\[key\]: Input should be 'always' or 'never' Hint"),
+        ('{"never": ["x", {"pattern": "("}]}', r"never\.1: Input should be a valid regular expression Hint"),
+    ],
+)
+def test_one_problem_of_a_file_of_rules_is_named(tmp_path, text, why):
+    """Regression: pydantic's dump, which began with the wrong one."""
+    (tmp_path / "rules.json").write_text(text)
+    with pytest.raises(DataFormatError, match=why):
+        Rules.read(tmp_path / "rules.json")

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from rgate_integrations.decision import Request
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, first_line
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
@@ -94,8 +94,13 @@ class Rules:
             rules: dict[Any, Any] = _WRITTEN.validate_json(read_file(path).removeprefix(codecs.BOM_UTF8))
             return cls.coerce(**rules)
         except (OSError, ValueError) as error:
+            problem = getattr(error, "message", first_line(error))
+            if isinstance(error, ValidationError):
+                # A rule that is neither text nor a pattern has a problem for each; the pattern's says more.
+                deepest = max(error.errors(), key=lambda each: len(each["loc"]))
+                problem = f"{'.'.join(map(str, deepest['loc'][:2]))}: {deepest['msg']}"
             raise DataFormatError(
-                f"The rules in {str(path)!r} cannot be read: {getattr(error, 'message', error)}",
+                f"The rules in {str(path)!r} cannot be read: {problem}",
                 hint='For example: {"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
             ) from error
 

@@ -90,7 +90,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Yield the answer to a conversation so far, each time with its latest piece as ``delta``."""
+        """Stream the answer to a conversation: each response has the text so far, and in ``delta`` what is new."""
         return self._responses(messages, kwargs)
 
     @llm_chat_callback()
@@ -101,7 +101,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        """Yield the answer to a conversation so far, each time with its latest piece as ``delta``."""
+        """Stream the answer to a conversation: each response has the text so far, and in ``delta`` what is new."""
         return in_threads(self._responses(messages, kwargs))
 
     @llm_completion_callback()
@@ -111,7 +111,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """Yield the answer to a prompt so far, each time with its latest piece as ``delta``."""
+        """Stream the answer to a prompt: each response has the text so far, and in ``delta`` what is new."""
         return stream_chat_response_to_completion_response(self._responses(prompt, kwargs))
 
     @llm_completion_callback()
@@ -124,14 +124,14 @@ class LocalLLM(LLM, GenerationOptions):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        """Yield the answer to a prompt so far, each time with its latest piece as ``delta``."""
+        """Stream the answer to a prompt: each response has the text so far, and in ``delta`` what is new."""
         return astream_chat_response_to_completion_response(in_threads(self._responses(prompt, kwargs)))
 
     def _proxy(self) -> TransformersProxy:
         return self.proxy or shared_proxy(self.model)
 
     def _responses(self, prompt: Sequence[ChatMessage] | str, options: dict[str, Any]) -> ChatResponseGen:
-        """Yield the answer so far with its latest piece; the model starts when the first piece is requested."""
+        """Yield the text so far and its newest piece; the model starts when the first piece is requested."""
         messages = prompt_to_messages(prompt) if isinstance(prompt, str) else prompt
         turns = []
         for message in messages:

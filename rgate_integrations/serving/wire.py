@@ -140,7 +140,11 @@ class NoulAnswer(BaseModel):
 
 
 class ChoiceAnswer(BaseModel):
-    """Whether to retrieve. The threshold or an override decides, so ``choice`` may be the less likely one."""
+    """Whether to retrieve.
+
+    ``probabilities`` has P(known) for ``direct`` and the rest for ``retrieve``, or 0 and 1 if an override decides;
+    ``confidence`` is that of ``choice``, which at a threshold other than 0.5 may be the lower one.
+    """
 
     type: Literal["choice"] = "choice"
     choice: Literal["retrieve", "direct"]

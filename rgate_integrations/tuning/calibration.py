@@ -326,7 +326,11 @@ def calibrate(
 
 
 def _split(n: int, seed: int) -> list[PositionArray]:
-    """Return the questions that calibrate P(known), and those that choose the threshold, at least `LEAST`."""
+    """Split the positions of questions at random into two halves: to calibrate P(known), and to choose a threshold.
+
+    Raises:
+        DataFormatError: The second half has fewer than `LEAST` questions.
+    """
     # Shuffled before splitting, because files are often sorted by data set.
     fit, choose = np.split(np.random.default_rng(seed).permutation(n), [n // 2])
     if len(choose) < LEAST:

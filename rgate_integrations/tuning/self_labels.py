@@ -67,7 +67,7 @@ def label_own_answers(
         question = Question.from_record(record)
         if not question.gold and label != "certainty":
             raise record.error(
-                'gold_answers is missing (only label="certainty", --label certainty, needs none)'
+                'gold_answers is missing: add it, or use label="certainty" (--label certainty)'
             )
         questions.append(question)
     if label == SELF_LABEL:
