@@ -134,7 +134,7 @@ def as_search(retriever: Any) -> Search:
     ):
         try:
             retriever = as_retriever(similarity_top_k=_TOP_K)  # an index of LlamaIndex
-        except TypeError:
+        except TypeError:  # another object, whose method takes no options
             retriever = as_retriever()
     for method in _SEARCH_METHODS:
         if callable(search := getattr(retriever, method, None)):
