@@ -17,6 +17,7 @@ from rgate_integrations.corpus import profile as profile_module
 from rgate_integrations.corpus.sampling import overlap, sample_texts
 from rgate_integrations.corpus.searching import as_search, collect_passages, read_texts
 from rgate_integrations.corpus.terms import Terms, find_terms
+from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.gates.heads import HeadsGate
@@ -357,6 +358,13 @@ def test_wrong_options_are_refused(fake, wrong):
     options = {"corpus": CorpusProfile.from_texts(LOGGER), **wrong}
     with pytest.raises(ConfigurationError):
         load_gate("constant:always", **options)
+
+
+def test_an_adapter_may_change_the_options_of_a_gate_with_corpora(fake):
+    """Regression: it said that top= needs a corpus."""
+    gate = load_gate("constant:always", corpus=CorpusProfile.from_texts(LOGGER))
+    changed = resolve_gate(gate, top=2, prefer="llm").gate
+    assert (changed.top, changed.prefer, changed.corpora) == (2, "llm", gate.corpora)
 
 
 class Says(Gate):

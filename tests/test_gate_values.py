@@ -40,6 +40,8 @@ def test_certainty_of_the_knowledge_boundary_model(counts, certain):
         ("三十五", ["五"], 0.0),  # one character is in many words
         ("五。", ["五"], 1.0),
         ("Paris、London（1879）", ["Paris", "1879"], 1.0),
+        ("It was “Hamlet” by Eugene O’Neill, 1939–1945.", ["Hamlet", "O'Neill", "1939-1945"], 1.0),
+        ("Paris—not Lyon", ["Paris", "Lyon"], 1.0),
         ("anything", ["the", "..."], 0.0),  # answers that normalise to nothing do not count
         ("anything", [], 0.0),
     ],

@@ -90,11 +90,11 @@ class LookFirst(RoutingOptions):
             raise ConfigurationError(
                 f"on_abstain cannot be {self.on_abstain!r}.", hint='Use "retrieve" or "direct".'
             )
-        if self.model is not None and self.model.features != SEARCH_FEATURES:
+        if self.model is not None and getattr(self.model, "features", None) != SEARCH_FEATURES:
             raise ConfigurationError(
-                f"model= was made for the features {', '.join(self.model.features)}, but look first computes "
-                f"{', '.join(SEARCH_FEATURES)}.",
-                hint="Leave out model= to use the shipped one, or fit it again with this version.",
+                f"model= must be a PassageUtilityModel with the features {', '.join(SEARCH_FEATURES)}.",
+                hint="Leave out model= to use the shipped one. A folder needs read_utility_model(folder); a model "
+                "with other features must be fitted again with this version.",
             )
 
 

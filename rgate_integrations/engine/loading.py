@@ -205,9 +205,11 @@ def resolve_gate(
         corpus = None
     parameters = {name: rules.pop(name) for name in CorpusGate.own_parameters if name in rules}
     if parameters and corpus is None:
-        raise ConfigurationError(
-            f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
-        )
+        if not isinstance(decider, DecisionEngine) or not decider.corpora:
+            raise ConfigurationError(
+                f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
+            )
+        decider = decider.with_options(**parameters)
     # A user's object accepts no corpus and no LLM name: we raise an error instead of ignoring them.
     if isinstance(decider, DecisionEngine):
         if corpus is not None and corpus is not True:

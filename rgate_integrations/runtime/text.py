@@ -12,10 +12,10 @@ from rgate_integrations.runtime.letters import UNSPACED
 from rgate_integrations.runtime.replies import describe_non_answer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-# As SQuAD does, "U.S." is "us"; other scripts write no white space after a mark.
-_PUNCTUATION = str.maketrans(
-    dict.fromkeys(string.punctuation, "") | dict.fromkeys("،؛؟۔।。、・「」『』《》（），：；！？", " ")
-)
+# As SQuAD does, "U.S." is "us". LLMs write typographic quotes and hyphens; gold answers, ASCII.
+_DROPPED = string.punctuation + "‘’‚“”„«»´‐‑–"
+_SEPARATORS = "—…،؛؟۔।。、・「」『』《》（），：；！？"  # no white space follows them
+_PUNCTUATION = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SEPARATORS, " "))
 _MAX_LOGGED = 300  # characters
 _MAX_WORD = 32  # characters; a longer word may be an API key
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
@@ -28,9 +28,9 @@ _JSON_ESCAPE = re.compile(
 
 
 def normalise(text: str) -> str:
-    """Lower-case a text; drop ASCII punctuation, English articles and extra white space, as SQuAD does.
+    """Lower-case a text; drop punctuation, English articles and extra white space, as SQuAD does.
 
-    Marks of Arabic, Indian, Chinese and Japanese count as white space.
+    Long dashes, and marks of Arabic, Indian, Chinese and Japanese, count as white space.
 
     >>> normalise("The  Beatles, (band)")
     'beatles band'
