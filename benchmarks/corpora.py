@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 from base import argument_parser, print_table, read_records
+from corpus_asking import show_asking
 from corpus_domains import SEED, Domain, Judged, judge, read_domains
 from corpus_sources import show_libraries, show_others, show_sources
 from corpus_ways import COUNTS, show_ways
@@ -35,7 +36,7 @@ from rgate_integrations.models.download import corpus_path
 from rgate_integrations.runtime.arrays import unit
 from rgate_integrations.tuning.evaluation import auc
 
-PARTS = ("domains", "gates", "sources", "libraries", "ways", "others")
+PARTS = ("domains", "gates", "asking", "sources", "libraries", "ways", "others")
 DIRECTIONS, LANGUAGES = 256, 20
 NEEDLESS = ("task", "common", "thanks")
 KINDS = (*NEEDLESS, "particular", "private", "fresh", "obscure")
@@ -92,8 +93,11 @@ def measure(data: Path, parts: Sequence[str], llm_url: str | None) -> None:
     }
     if "domains" in parts:
         show_domains(domains, covered, uncovered, constants)
+    unneeded = {"practical.dev": needless, "held-out frames": frames}
     if "gates" in parts:
-        show_gates(domains, profiles, constants, {"practical.dev": needless, "held-out frames": frames})
+        show_gates(domains, profiles, constants, unneeded)
+    if "asking" in parts:
+        show_asking(domains, profiles, constants, unneeded)
     if "sources" in parts:
         show_sources(domains)
     if "libraries" in parts:
