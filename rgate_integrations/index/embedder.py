@@ -107,7 +107,30 @@ class _SharedModel:
 
     @cached_property
     def _encode(self) -> _Encode:
-        return _load(self._where)
+        """The embedding function; loads the model, and raises the errors of `SentenceEmbedder.embed`."""
+        if self._where == str(cached_path(ENCODER)):
+            return shared_encoder(Path(self._where)).vectors
+        with needs_extra("local"):
+            from sentence_transformers import SentenceTransformer
+        try:
+            refuse_pickles(self._where)
+            with quiet():
+                model = SentenceTransformer(
+                    self._where, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+                )
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+            raise ModelLoadError(
+                f"The embedder {self._where!r} could not be loaded: {first_line(error)}",
+                hint="Use a sentence-transformers folder, a Hub id (which needs a network), or a name that "
+                "`rgate download` lists.",
+            ) from error
+
+        # Sentence-transformers models add their own prefix.
+        def encode(texts: Sequence[str], _: Prefix) -> Float32Array:
+            vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
+            return np.ascontiguousarray(vectors, dtype=np.float32)
+
+        return encode
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         # Under the lock, so that threads that start together load the model only once.
@@ -136,30 +159,3 @@ def _shared(name: str) -> _SharedModel:
     where = resolve_model(name, kind="embedder")
     # `setdefault` needs no lock: it is atomic, and no model is loaded yet.
     return _models.setdefault(where, _SharedModel(where))
-
-
-def _load(where: str) -> _Encode:
-    """Load the model of a folder or Hub id, and return its embedding function; raises the errors of `embed`."""
-    if where == str(cached_path(ENCODER)):
-        return shared_encoder(Path(where)).vectors
-    with needs_extra("local"):
-        from sentence_transformers import SentenceTransformer
-    try:
-        refuse_pickles(where)
-        with quiet():
-            model = SentenceTransformer(
-                where, trust_remote_code=False, model_kwargs={"use_safetensors": True}
-            )
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(
-            f"The embedder {where!r} could not be loaded: {first_line(error)}",
-            hint="Use a sentence-transformers folder, a Hub id (which needs a network), or a name that "
-            "`rgate download` lists.",
-        ) from error
-
-    # Sentence-transformers models add their own prefix.
-    def encode(texts: Sequence[str], _: Prefix) -> Float32Array:
-        vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
-        return np.ascontiguousarray(vectors, dtype=np.float32)
-
-    return encode

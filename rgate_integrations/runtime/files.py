@@ -202,10 +202,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # the usual case: nothing has the lock
             if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
-                raise WriteError(
-                    f"{str(target)!r} could not be written: its lock file, {path.name}, has content.",
-                    hint=f"{path.name} may be a file of yours: move it, or choose another path.",
-                )
+                raise OSError(errno.EEXIST, f"its lock file, {path.name}, has content")
         lock.acquire(blocking=False)
     except Timeout as error:
         if waiting is None:
@@ -215,8 +212,6 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
             ) from error
         waiting()
         lock.acquire()
-    except WriteError:
-        raise
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise _write_error(Path(target), error) from error

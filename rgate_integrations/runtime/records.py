@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -149,8 +149,6 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
     """
     tokens: list[str] = []
     logprobs: list[float] = []
-    if not isinstance(entries, Sequence) or isinstance(entries, str):
-        return (), ()
     try:
         for entry in entries:
             fields = entry if isinstance(entry, Mapping) else vars(entry)

@@ -43,7 +43,6 @@ class ForkAware(Protocol):
         """Reset locks and threads in a forked child."""
 
 
-_ending = threading.Event()
 _closable: weakref.WeakSet[Closable] = weakref.WeakSet()
 _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -71,10 +70,9 @@ class ForkSafeLock:
 def close_at_exit(owner: Closable) -> None:
     """Close an object, if it still exists, when the process ends: normally, by an exception or by Ctrl-C."""
     _closable.add(owner)
-    if not _ending.is_set():  # a callback must not be unregistered while it runs
-        # Register again each time, so that it runs before later registrations, such as torch's own cleanup.
-        atexit.unregister(_at_exit)
-        atexit.register(_at_exit)
+    # Register again each time, so that it runs before earlier registrations, such as torch's own cleanup.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
 
 
 def reset_after_fork(owner: ForkAware) -> None:
@@ -97,7 +95,6 @@ def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
 
 
 def _at_exit() -> None:
-    _ending.set()
     for owner in list(_closable):
         owner.close()
     end = time.monotonic() + _JOIN_SECONDS

@@ -111,10 +111,6 @@ class DecisionRoutes:
         """Return the metrics for Prometheus."""
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def wrong_method(self, request: Request) -> Response:
-        """Raise the error 405: the route accepts only GET and HEAD."""
-        raise HTTPException(405)
-
     async def failed(self, request: Request, error: Exception) -> Response:
         """Return the response to an invalid request, or to a failure of the server."""
         # FastAPI could not parse the body, or did not try to, because of the content type.
@@ -171,7 +167,7 @@ class DecisionRoutes:
 def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAPI:
     """Return the application of the decision server, with a gateway if there is one.
 
-    It has no access control: run it behind `rgate_integrations.serving.server.protect`. Once this
+    It has no access control: run it with `rgate_integrations.serving.server.make_server`. Once this
     is called, the process downloads no catalogue models on first use: download them beforehand.
 
     Args:
@@ -197,8 +193,6 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
     for path, state in (("health", routes.health), ("ready", routes.ready), ("metrics", routes.metrics)):
         app.get(f"/{path}", response_class=PlainTextResponse)(state)
         app.head(f"/{path}", include_in_schema=False)(state)
-        # Other methods must not fall through to the gateway, which would forward them to the upstream.
-        app.add_route(f"/{path}", routes.wrong_method, methods=METHODS, include_in_schema=False)
     if gateway is not None:
         app.add_route("/{path:path}", gateway.answer, methods=METHODS, include_in_schema=False)
     return app

@@ -34,7 +34,7 @@ from rgate_integrations.runtime.flow import Call, Gather, Step, arun
 from rgate_integrations.runtime.text import encodable, redact
 from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError
 from rgate_integrations.serving.search_limits import LimitedSearch
-from rgate_integrations.serving.service import DecisionService, QueueFullError
+from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, UpstreamAnswer, never_blocking
 from rgate_integrations.serving.wire import one_line, problem, route_label
 
@@ -206,10 +206,7 @@ class Gateway:
                 (routed,) = await arun(GatewayCall(self, llm_request).route())
                 decisions.append(routed.decision)
         except Exception as error:  # fail open: the upstream answers
-            if isinstance(error, QueueFullError):
-                self.service.metrics.errors.labels(type(error).__name__).inc()
-            else:
-                self._log_failure("The gateway retrieves without a decision", error, llm_request)
+            self._log_failure("The gateway retrieves without a decision", error, llm_request)
             return RoutedInput(outcome=fallback_decision(error, question=llm_request.turn.question))
         return routed
 
@@ -218,18 +215,14 @@ class Gateway:
 
         A search that fails or times out has no hits.
         """
+        queries = [await self._search_text(llm_request)]
+        if decision is not None:
+            (plan,) = await arun(plan_queries_flow([decision]))
+            # The plan also has the question itself, which the search text replaces.
+            queries += [query.text for query in plan.queries if query.claim is not None]
         names = chosen_corpora(decision, list(self._searches))
-        try:
-            queries = [await self._search_text(llm_request)]
-            if decision is not None:
-                (plan,) = await arun(plan_queries_flow([decision]))
-                # The plan also has the question itself, which the search text replaces.
-                queries += [query.text for query in plan.queries if query.claim is not None]
-            hits = await asyncio.gather(*(self._search_corpus(name, queries, llm_request) for name in names))
-            return fuse_corpora(dict(zip(names, hits, strict=True)), key=passage_id, k=self._k)
-        except Exception as error:  # fail open: the upstream answers without passages
-            self._log_failure("The search failed", error, llm_request)
-            return []
+        hits = await asyncio.gather(*(self._search_corpus(name, queries, llm_request) for name in names))
+        return fuse_corpora(dict(zip(names, hits, strict=True)), key=passage_id, k=self._k)
 
     async def _search_text(self, llm_request: LLMRequest) -> str:
         """Return the search query: the upstream's rewriting, or the user's previous turn and the question."""

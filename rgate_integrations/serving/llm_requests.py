@@ -193,15 +193,14 @@ class LLMRequest:
     @property
     def can_be_judged_early(self) -> bool:
         """Whether this is a chat request for one new streamed answer in text, whose first tokens can be judged."""
-        messages = self.body[self.field]
-        is_last = self.index is not None and self.index == len(messages) - 1
-        is_single = self.body.get("n") in (None, 1)
-        is_text = (
-            self.body.get("response_format") in (None, {"type": "text"})
+        return (
+            self.field == "messages"
+            and self.index == len(self.body["messages"]) - 1  # otherwise, the LLM continues an answer
+            and self.body.get("n") in (None, 1)
+            and self.body.get("response_format") in (None, {"type": "text"})
             and not _STRUCTURED & self.body.keys()
+            and self.body.get("stream") is True
         )
-        streams = self.body.get("stream") is True
-        return self.field == "messages" and is_last and is_single and is_text and streams
 
     @property
     def condense_body(self) -> bytes | None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.passages import Passage
 from rgate_integrations.index.retriever import Hit, Retriever
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+from rgate_integrations.runtime.replies import get_field
 
 
 def as_retriever(source: Any) -> Retriever:
@@ -50,16 +50,16 @@ def as_retriever(source: Any) -> Retriever:
     )
 
 
+@dataclass(frozen=True)
 class SearchFunction:
     """A retriever that calls a function for each query.
 
-    Args:
+    Attributes:
         function: Takes a query and a number of passages. It returns documents, nodes, texts, mappings with a
             ``text``, or hits, best first.
     """
 
-    def __init__(self, function: Callable[[str, int], Iterable[Any]]) -> None:
-        self._function = function
+    function: Callable[[str, int], Iterable[Any]]
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Return the best passages for each query.
@@ -69,7 +69,7 @@ class SearchFunction:
         """
         hits = []
         for query in queries:
-            results = self._function(query, k)
+            results = self.function(query, k)
             if isinstance(results, str | Mapping):  # such as the answer of a chain
                 raise TypeError(f"The search returned a {type(results).__name__}, not a list of passages.")
             # Some retrievers return a fixed number of results, so we cut the list here.
@@ -85,26 +85,22 @@ def as_hit(result: Any, query: str) -> Hit:
     """
     if isinstance(result, Hit):
         return result
-    # LangChain's documents have no score, and fusion only needs the order.
-    score = getattr(result, "score", None)
+    if isinstance(result, str):
+        result = {"text": result}
     record = getattr(result, "node", result)  # LlamaIndex wraps nodes with a score
-    if isinstance(record, str):
-        record = {"text": record}
-    if not isinstance(record, Mapping):
-        texts = {name: getattr(record, name, None) for name in ("text", "page_content")}
-        identity = getattr(record, "id", None) or getattr(record, "node_id", None)
-        record = {**texts, "id": identity, "metadata": getattr(record, "metadata", None)}
-    metadata = record.get("metadata") or {}
-    text = record.get("text")
+    text = get_field(record, "text")
     if text is None:
-        text = record.get("page_content")
+        text = get_field(record, "page_content")
     if not isinstance(text, str):
         raise TypeError(
             f"A result of the search is a {type(result).__name__} without a string in text or page_content."
         )
-    title = record.get("title") or metadata.get("title") or ""
-    passage = Passage(str(record.get("id") or text), text, str(title), metadata)
-    return Hit(passage, float(score or record.get("score") or 0.0), query)
+    identity = get_field(record, "id") or get_field(record, "node_id") or text
+    metadata = get_field(record, "metadata") or {}
+    title = get_field(record, "title") or metadata.get("title") or ""
+    # LangChain's documents have no score, and fusion only needs the order.
+    score = get_field(result, "score") or 0.0
+    return Hit(Passage(str(identity), text, str(title), metadata), float(score), query)
 
 
 def _has(source: Any, method: str) -> bool:
@@ -120,5 +116,5 @@ def _takes_k(function: Callable[..., Any]) -> bool:
     return any(
         parameter.name == "k" or parameter.default is parameter.empty
         for parameter in parameters
-        if parameter.kind in _POSITIONAL
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     )

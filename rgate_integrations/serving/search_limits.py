@@ -96,8 +96,8 @@ class LimitedSearch:
     def _search(self, queries: list[str]) -> list[list[Hit]]:
         hits: list[list[Hit]] = []
         try:
+            # `islice` also bounds a generator that never ends.
             for ranking in islice(self._retriever.search(queries, self._k), len(queries)):
-                # `islice` also bounds a generator that never ends.
                 hits.append(list(islice(ranking, self._k)))
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
@@ -109,9 +109,9 @@ class LimitedSearch:
             ) from error
         for hit in chain.from_iterable(hits):
             passage = getattr(hit, "passage", None)
-            texts = (getattr(passage, "text", None), getattr(passage, "title", None))
+            texts = [getattr(passage, name, None) for name in ("id", "text", "title")]
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError(
-                    f"The retriever returned a {type(hit).__name__} without a passage's text and title."
+                    f"The retriever returned a {type(hit).__name__} without a passage's id, text and title."
                 )
         return hits

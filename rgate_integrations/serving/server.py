@@ -1,7 +1,7 @@
 """Runs an application on uvicorn: checks clients, limits large and slow requests, shuts down gracefully.
 
-A request passes, in this order: `HostCheck` (if no token is set), `OriginCheck`, CORS for allowed
-origins, and `Guard`, which checks the token, applies the limits, and cancels the request if its client disconnects.
+`Guard` checks every request, and cancels it if its client disconnects. If web pages of other origins are allowed,
+CORS answers their preflight requests before the guard, because browsers send these without the token.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 import re
 import traceback
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
-from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -67,20 +67,19 @@ def make_server(
     Raises:
         ConfigurationError: Other machines could connect without a token, or the token or an origin is invalid.
     """
-    app = protect(app, token=token, allow_origins=allow_origins, receive_timeout=receive_timeout)
-    if not token.strip():
-        if host not in _LOOPBACK:
-            raise ConfigurationError(
-                f"Other machines can reach {host!r}, but no token is set.",
-                hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
-            )
-        app = HostCheck(app)
+    token = token.strip()
+    _check_access(host, token, allow_origins)
+    app = Guard(app, token=token, allow_origins=allow_origins, receive_timeout=receive_timeout)
+    if allow_origins:
+        app = CORSMiddleware(
+            app, allow_origins=allow_origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=["*"]
+        )
     config = uvicorn.Config(
         app,
         host,
         port,
         http=_TimedProtocol,
-        # No route is a WebSocket, and the checks below only handle HTTP.
+        # No route is a WebSocket, and the guard only checks HTTP.
         ws="none",
         lifespan="on",
         log_config=None,
@@ -95,29 +94,17 @@ def make_server(
     return uvicorn.Server(config)
 
 
-def protect(
-    app: ASGIApp,
-    *,
-    token: str = "",
-    allow_origins: Collection[str] = (),
-    receive_timeout: float = _RECEIVE_TIMEOUT,
-) -> ASGIApp:
-    """Wrap an application, to check the token, the origin, and the size and arrival time of the body first.
-
-    It runs on any ASGI server, which has to check host names and limit headers itself. Unlike `make_server`, it
-    does not refuse a public address without a token.
-
-    Args:
-        app: The application.
-        token: The bearer token that clients must send, except to ``/health`` and ``/ready``; surrounding
-            white space is removed. Empty for none.
-        allow_origins: Origins whose web pages may send requests.
-        receive_timeout: Seconds for the body of a request to arrive.
+def _check_access(host: str, token: str, allow_origins: Collection[str]) -> None:
+    """Check the options of `make_server` that decide who may connect.
 
     Raises:
-        ConfigurationError: The token or an origin is invalid.
+        ConfigurationError: Other machines could connect without a token, or the token or an origin is invalid.
     """
-    token = token.strip()
+    if not token and host not in _LOOPBACK:
+        raise ConfigurationError(
+            f"Other machines can reach {host!r}, but no token is set.",
+            hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
+        )
     if not (token.isascii() and token.isprintable()):
         raise ConfigurationError(
             "The token has characters that are not printable ASCII.",
@@ -130,14 +117,6 @@ def protect(
                 hint="Write scheme, host and port in lower case, without a path, such as "
                 "http://localhost:3000.",
             )
-    # The order matters: each wrapper runs before those that it wraps.
-    app = Guard(app, token=token, receive_timeout=receive_timeout)
-    if allow_origins:
-        # Outside the guard: browsers send CORS preflight requests without the token.
-        app = CORSMiddleware(
-            app, allow_origins=allow_origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=["*"]
-        )
-    return OriginCheck(app, allow_origins)
 
 
 class _TimedProtocol(H11Protocol):
@@ -168,91 +147,31 @@ class _TimedProtocol(H11Protocol):
         self.transport.close()
 
 
-class HostCheck:
-    """ASGI middleware that rejects requests whose header ``Host`` is not a name of this machine, on every route.
-
-    Against DNS rebinding: a web page whose host name resolves to this machine would have the same origin.
-
-    Args:
-        app: The application.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        is_request = scope["type"] in ("http", "websocket")
-        host = Headers(scope=scope).get("host", "") if is_request else "localhost"
-        if _OWN_HOST.fullmatch(host):
-            await self._app(scope, receive, send)
-        else:
-            response = problem(
-                400,
-                "InvalidHost",
-                f"The header Host is {host[:100]!r}, not a name of this machine, and no token is set.",
-                f"Set {TOKEN} to a secret, and send it; or send the request to 127.0.0.1.",
-            )
-            await response(scope, receive, send)
-
-
-class OriginCheck:
-    """ASGI middleware that rejects requests from web pages of other origins, unless allowed, on every route.
-
-    Browsers send ``Sec-Fetch-Site`` with every request to this machine or over TLS, and ``Origin`` with all but plain
-    GET and HEAD. Other clients send neither.
-
-    Args:
-        app: The application.
-        allowed: Origins whose pages may send requests.
-    """
-
-    def __init__(self, app: ASGIApp, allowed: Collection[str] = ()) -> None:
-        self._app = app
-        self._allowed = allowed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] == "http" and not self._may_ask(scope["method"], Headers(scope=scope)):
-            response = problem(
-                403,
-                "ForbiddenOrigin",
-                "Web pages of other origins may not send requests to this server.",
-                "Allow the origin: allow_origins= (rgate serve --allow-origin).",
-            )
-            await response(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _may_ask(self, method: str, headers: Headers) -> bool:
-        # A request may repeat the header: all of its values are checked.
-        origins = headers.getlist("origin")
-        if origins and all(origin in self._allowed for origin in origins):
-            return True
-        if origins and method == "OPTIONS" and "access-control-request-method" in headers:
-            return False  # a preflight: a page sends none to its own origin
-        host = headers.get("host", "").lower()
-        same_origin = (f"http://{host}", f"https://{host}")
-        sites = headers.getlist("sec-fetch-site")
-        return all(origin.lower() in same_origin for origin in origins) and all(
-            site.strip().lower() in ("same-origin", "none") for site in sites
-        )
-
-
 class Guard:
-    """ASGI middleware that checks the token, limits bodies, and cancels requests whose client disconnects.
+    """ASGI middleware that checks clients, limits bodies, and cancels requests whose client disconnects.
 
-    A body may have at most 16 MiB. ``/health`` and ``/ready`` need no token.
+    In this order, it rejects requests
+
+    - to a host name that is not one of this machine, if no token is set: in DNS rebinding, a web page makes its own
+      host name resolve to this machine, and so has the same origin;
+    - from web pages of other origins, unless allowed: browsers send ``Sec-Fetch-Site`` with every request to this
+      machine or over TLS, and ``Origin`` with all but plain GET and HEAD; other clients send neither;
+    - without the token, except to ``/health`` and ``/ready``;
+    - whose body has more than 16 MiB, or arrives too slowly.
 
     Args:
         app: The application.
         token: The bearer token that clients must send; empty for none.
+        allow_origins: Origins whose web pages may send requests.
         receive_timeout: Seconds for the body of a request to arrive.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str = "", receive_timeout: float = _RECEIVE_TIMEOUT) -> None:
+    def __init__(
+        self, app: ASGIApp, *, token: str, allow_origins: Collection[str], receive_timeout: float
+    ) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode() if token else b""
+        self._allow_origins = allow_origins
         self._receive_timeout = receive_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,24 +179,58 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        authorization = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        is_open = scope["method"] in ("GET", "HEAD") and scope["path"] in _OPEN
-        body: bytes | Response | None
+        request = Request(scope, receive)
+        body = self._refuse(request) or await self._read_body(request)
+        if isinstance(body, Response):
+            await body(scope, receive, send)
+        elif body is not None:
+            await self._answer(scope, body, receive, send)
+
+    def _refuse(self, request: Request) -> Response | None:
+        """Return the error response to a client that may not send this request; None if it may."""
+        host = request.headers.get("host", "")
+        if not self._expected and not _OWN_HOST.fullmatch(host):
+            return problem(
+                400,
+                "InvalidHost",
+                f"The header Host is {host[:100]!r}, not a name of this machine, and no token is set.",
+                f"Set {TOKEN} to a secret, and send it; or send the request to 127.0.0.1.",
+            )
+        if not self._allows_origin(request):
+            return problem(
+                403,
+                "ForbiddenOrigin",
+                "Web pages of other origins may not send requests to this server.",
+                "Allow the origin: allow_origins= (rgate serve --allow-origin).",
+            )
+        is_open = request.method in ("GET", "HEAD") and request.scope["path"] in _OPEN
+        authorization = request.headers.get("authorization", "").encode("latin-1")
         # In constant time, which does not reveal how much of a guessed token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
-            body = problem(
+            return problem(
                 401,
                 "Unauthorized",
                 "The bearer token is missing or wrong.",
                 f"Send the header Authorization: Bearer TOKEN, with the server's {TOKEN}.",
                 headers={"www-authenticate": "Bearer"},
             )
-        else:
-            body = await self._read_body(Request(scope, receive))
-        if isinstance(body, Response):
-            await body(scope, receive, send)
-        elif body is not None:
-            await self._answer(scope, body, receive, send)
+        return None
+
+    def _allows_origin(self, request: Request) -> bool:
+        """Return whether a request comes from an allowed web page, from one of this server, or from no page."""
+        # A request may repeat the header: all of its values are checked.
+        headers = request.headers
+        origins = headers.getlist("origin")
+        if origins and all(origin in self._allow_origins for origin in origins):
+            return True
+        if origins and request.method == "OPTIONS" and "access-control-request-method" in headers:
+            return False  # a preflight: a page sends none to its own origin
+        host = headers.get("host", "").lower()
+        same_origin = (f"http://{host}", f"https://{host}")
+        sites = headers.getlist("sec-fetch-site")
+        return all(origin.lower() in same_origin for origin in origins) and all(
+            site.strip().lower() in ("same-origin", "none") for site in sites
+        )
 
     async def _read_body(self, request: Request) -> bytes | Response | None:
         """Return the body, an error response if it is too large or slow, or None if the client disconnected."""
@@ -320,15 +273,13 @@ class Guard:
 
         answering = asyncio.ensure_future(self._app(scope, messages.get, send_on))
         leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
-        try:
+        # Cancelled when the server shuts down and waits no longer; if we raised, uvicorn would log a traceback.
+        with suppress(asyncio.CancelledError):
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            pass  # the server shuts down and waits no longer; if we raised, uvicorn would log a traceback
-        finally:
-            leaving.cancel()
-            # A client may disconnect after its answer, and MCP sessions go on after that.
-            if not is_answered.is_set():
-                answering.cancel()  # without effect if it is done
+        leaving.cancel()
+        # A client may disconnect after its answer, and MCP sessions go on after that.
+        if not is_answered.is_set():
+            answering.cancel()  # without effect if it is done
         try:
             await answering
         except asyncio.CancelledError:

@@ -19,7 +19,7 @@ from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.bounded_http import make_client
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import parse_json
-from rgate_integrations.runtime.records import read_logprobs
+from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import read_reply
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.serving.wire import problem
@@ -63,9 +63,6 @@ class Relay(StreamingResponse):
         if "transfer-encoding" in headers:  # it overrides the length (RFC 9112, 6.3)
             headers.pop("content-length", None)
         _drop_headers(headers, {*_HOP_BY_HOP, "date"})  # the gateway writes its own date
-        for name in list(headers):
-            if name.startswith("access-control-"):  # the gateway decides which pages may read an answer
-                del headers[name]
         headers.update(own_headers)
         self.raw_headers = [(name.lower(), value) for name, value in headers.raw]
         self._chunks = chunks
@@ -195,11 +192,7 @@ class Upstream:
         query: bytes = request.scope["query_string"]
         # The raw path, because decoding could change which resource it names.
         below = self._base.raw_path.rstrip(b"/")
-        url = self._base.copy_with(raw_path=below + path + (b"?" + query if query else b""))
-        is_below = url.raw_path.startswith(below + b"/")
-        if not is_below or (url.scheme, url.netloc) != (self._base.scheme, self._base.netloc):
-            raise httpx.InvalidURL("The target is outside the base URL.")
-        return url
+        return self._base.copy_with(raw_path=below + path + (b"?" + query if query else b""))
 
 
 class UpstreamAnswer(BufferedAnswer):
@@ -259,7 +252,7 @@ class UpstreamAnswer(BufferedAnswer):
                 self.partial.pieces.append(text)
             self.partial.model = str(event.get("model") or "")
             # Log-probabilities are present only if the client requested them; then every token has one.
-            self.partial.add_logprobs(read_logprobs((choice.get("logprobs") or {}).get("content")))
+            self.partial.add_logprobs(read_choice_logprobs(choice))
         except (AttributeError, LookupError, TypeError, ValueError):
             pass  # another kind of event
         return True
@@ -292,10 +285,13 @@ class EventReader:
 
 
 def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
-    """Remove the headers in ``names``, those that ``Connection`` lists, and the gateway's own (``x-rgate…``)."""
+    """Remove the headers in ``names``, those that ``Connection`` lists, and those that only the gateway may set.
+
+    These are its own (``x-rgate…``), and those of CORS: it decides which web pages may read an answer.
+    """
     named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     for name in list(headers):
-        if name in names or name in named or name == OWN_HEADER or name.startswith(f"{OWN_HEADER}-"):
+        if name in names or name in named or name.startswith((OWN_HEADER, "access-control-")):
             del headers[name]
 
 

@@ -24,23 +24,12 @@ from rgate_integrations.serving.llm_requests import parse_question
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """HTTP methods that clients may use, and that the gateway forwards."""
 
-# Half of the default queue, so that a single request cannot fill it.
-MOST_QUESTIONS = 256
-"""Maximum number of questions per request."""
-
 NO_LLM = "rgate"
 """The ``model`` of a System One request that names no LLM."""
 
-_ROUTES = ["direct", "retrieve"]
 # Servers and proxies limit the size of headers, often to 8 KiB in total.
 _MAX_LINE = 300
 _IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
-_CAN_ASK = (
-    'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between "retrieve" and "direct".'
-)
-_STATE_IS = (
-    'Send the question, an object with "question" or "messages", or a list of messages, the last by the user.'
-)
 
 LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
 """Name of the LLM whose knowledge is judged; empty for the one that the server was started for."""
@@ -71,7 +60,8 @@ class DecideRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    questions: list[str | DecideItem] = Field(min_length=1, max_length=MOST_QUESTIONS)
+    # At most half of the server's default queue, so that a single request cannot fill it.
+    questions: list[str | DecideItem] = Field(min_length=1, max_length=256)
     llm: LLMName = ""
     llm_name_source: Annotated[str, Field(max_length=100)] = ""
 
@@ -101,7 +91,11 @@ class SystemOneQuestion(BaseModel):
     @property
     def is_route(self) -> bool:
         """Whether the question is the choice between retrieving and answering directly."""
-        return self.type == "choice" and isinstance(self.criteria, dict) and sorted(self.criteria) == _ROUTES
+        return (
+            self.type == "choice"
+            and isinstance(self.criteria, dict)
+            and sorted(self.criteria) == ["direct", "retrieve"]
+        )
 
 
 class SystemOneRequest(BaseModel):
@@ -124,11 +118,16 @@ class SystemOneRequest(BaseModel):
             if not question.is_route and (name, question.type) != ("known", "noul"):
                 raise ConfigurationError(
                     f"A retrieval gate cannot answer the question {name[:40]!r} of type {question.type[:20]!r}.",
-                    hint=_CAN_ASK,
+                    hint='Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between "retrieve" and '
+                    '"direct".',
                 )
         turn = parse_question(self.state)
         if turn is None:
-            raise ConfigurationError("The field 'state' contains no question.", hint=_STATE_IS)
+            raise ConfigurationError(
+                "The field 'state' contains no question.",
+                hint='Send the question, an object with "question" or "messages", or a list of messages, the last by '
+                "the user.",
+            )
         return DecideItem(question=turn.question, history=list(turn.history))
 
 
@@ -212,7 +211,5 @@ def likeliest_kind(decision: Decision) -> str:
 
     The default gate has a signal for each kind, and ``"known"`` for P(the LLM knows the fact).
     """
-    kinds = dict(decision.signals)
-    # "known" is also a signal, but not a kind.
-    kinds.pop("known", None)
+    kinds = {name: probability for name, probability in decision.signals.items() if name != "known"}
     return max(kinds, key=kinds.__getitem__, default="")
