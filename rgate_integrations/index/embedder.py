@@ -50,7 +50,7 @@ class SentenceEmbedder:
     multilingual-e5-small runs on ONNX Runtime; others are loaded by sentence-transformers, which needs torch.
 
     Args:
-        model: Catalogue name, local folder, or Hub id.
+        model: A name that ``rgate download`` lists, a local folder, or a Hub id.
     """
 
     def __init__(self, model: str = DEFAULT_EMBEDDER) -> None:
@@ -60,8 +60,8 @@ class SentenceEmbedder:
     def identity(self) -> str:
         """A SHA-256 of the files on which the vectors depend; for a Hub id, the id itself.
 
-        All of these files are read, which takes 60 ms for the default model (90 MB). A catalogue model that
-        is missing is downloaded first. Raises the errors of `embed`.
+        All of these files are read, which takes 60 ms for the default model (90 MB). A missing model that
+        ``rgate download`` lists is downloaded first. Raises the errors of `embed`.
         """
         folder = Path(resolve_model(self.name, kind="embedder"))
         if not folder.is_dir():

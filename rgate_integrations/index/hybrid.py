@@ -84,7 +84,7 @@ class HybridIndex:
 
     Args:
         dense: The dense index; BM25 indexes its passages.
-        pool: Number of results to fuse from each of the two searches; a larger ``k`` replaces it.
+        pool: Number of results of each search to fuse, or ``k`` if that is larger.
 
     Raises:
         MissingDependencyError: bm25s is not installed.

@@ -204,7 +204,10 @@ class PassageIndex:
             return len(gone)
 
     def _replace(self, gone: Collection[str], passages: Sequence[Passage], vectors: Float32Array) -> None:
-        """Remove and add passages. Only the last statement has an effect: an interrupt before it changes nothing."""
+        """Remove the passages with the ids in ``gone``, and add passages with their normalised vectors.
+
+        Only the last statement has an effect: an interrupt before it changes nothing.
+        """
         old = self._state
         rest = tuple(passage for passage in old.passages if passage.id not in gone)
         count = len(rest) + len(passages)
@@ -218,7 +221,7 @@ class PassageIndex:
         self._state = _State.from_passages((*rest, *passages), buffer)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
-        """Return the passages with these ids; unknown ids are skipped."""
+        """Return the passages with these ids, in this order; unknown ids are skipped."""
         # Read once, because another thread may replace it meanwhile.
         state = self._state
         return [state.passages[state.row_of[name]] for name in map(str, ids) if name in state.row_of]
@@ -255,7 +258,12 @@ class PassageIndex:
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None
     ) -> list[list[Hit]]:
-        """Search with query vectors, shape (queries, dimension); ``queries`` are only copied to the hits.
+        """Return the ``k`` nearest passages for each query vector, nearest first; fewer if the index has fewer.
+
+        Args:
+            vectors: The query vectors, shape (queries, dimension).
+            k: Maximum number of passages per query.
+            queries: The texts of the queries for `Hit.query`, which is empty when None.
 
         Raises:
             ConfigurationError: The vectors are not finite, their dimension differs from the index's, or ``k``
@@ -379,7 +387,7 @@ def checksum(facts: Mapping[str, str], passages: bytes, vectors: Float32Array) -
 
 
 def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
-    """Check vectors, and return them in FAISS's format.
+    """Check vectors, and return them as a contiguous float32 array, shape (count, dimension), as FAISS needs it.
 
     Args:
         vectors: The vectors, from an embedder, a caller or a file.
@@ -400,7 +408,7 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
         raise ConfigurationError(
             f"Vectors of shape {array.shape} do not match {count} texts and "
             f"dimension {dimension or '1 or more'}.",
-            hint="An embedder must return shape (texts, dimension). An index can only hold one embedder's vectors.",
+            hint="An embedder must return shape (texts, dimension). For another embedder, build another index.",
         )
     # For NaN, FAISS would return arbitrary rows.
     if not np.isfinite(array).all():

@@ -81,7 +81,7 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
             if not isinstance(value, str) or value != encodable(value):
                 raise DataFormatError(
                     f"The {name} of the passage {passage.id!r} cannot be stored.",
-                    hint="It must be text without lone surrogates; an id may be a whole number.",
+                    hint="It must be text that UTF-8 can encode (no half of an emoji); an id may be a whole number.",
                 )
         if passage.id in checked:
             raise DataFormatError(

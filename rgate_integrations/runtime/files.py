@@ -116,8 +116,8 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
 
     Args:
         target: The folder.
-        names: Names of the new files. The folder may be replaced if it is empty or missing, or contains one of
-            these files (``README.md`` does not count), its lock file, or an unfinished copy of it.
+        names: Names of the new files. The folder may be replaced if it is missing or empty, or contains one of
+            these files (``README.md`` does not count), or the lock file or an unfinished copy of one.
 
     Raises:
         ConfigurationError: The folder may not be replaced, cannot be read, or is a file; or the target is the current
@@ -202,7 +202,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # the usual case: nothing has the lock
             if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
-                raise OSError(errno.EEXIST, f"its lock file, {path.name}, has content")
+                raise OSError(errno.EEXIST, f"{path.name} has content, so it is no lock file")
         lock.acquire(blocking=False)
     except Timeout as error:
         if waiting is None:
@@ -356,7 +356,8 @@ class JsonlLog:
 
         Args:
             file: The file; only the end of a long file is read.
-            lines: The lines to append; None when the log is opened.
+            lines: The lines to append; None when the log is opened. If the file has only an incomplete line, it is
+                a log if that line is the beginning of these.
 
         Raises:
             DataFormatError: The file is not such a log.

@@ -48,7 +48,7 @@ class Record:
         return DataFormatError(f"{self.where}: {what}.", hint=self.hint)
 
     def text(self, key: str) -> str:
-        """Return a stripped string.
+        """Return the string under a key, without white space around it.
 
         Raises:
             DataFormatError: The value is missing, empty, or not a string.
@@ -56,7 +56,7 @@ class Record:
         return self._read(key, _TEXT, problem=f"{key} is missing, empty or not a string")
 
     def optional_text(self, key: str) -> str:
-        """Return a string or number as a stripped string; empty if missing or null.
+        """Return the string or number under a key, as a stripped string; empty if missing or null.
 
         Raises:
             DataFormatError: The value is of another type.
@@ -64,7 +64,7 @@ class Record:
         return self._read(key, _OPTIONAL_TEXT, problem=f"{key} is not a string or number") or ""
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return a string or number, or a list of them, as stripped strings; empty if missing or null.
+        """Return the strings or numbers under a key, one or a list, as stripped strings; empty if missing or null.
 
         Raises:
             DataFormatError: The value is neither a string or number nor a list of them.
@@ -72,7 +72,7 @@ class Record:
         return self._read(key, _TEXTS, problem=f"{key} is neither a string nor a list of strings")
 
     def optional_number(self, key: str) -> float | None:
-        """Return a finite number, or None if missing or null.
+        """Return the finite number under a key; None if missing or null.
 
         Raises:
             DataFormatError: The value is not a finite number.
@@ -80,7 +80,7 @@ class Record:
         return self._read(key, _OPTIONAL_NUMBER, problem=f"{key} is not a finite number")
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """Return one or more finite numbers.
+        """Return the list under a key: one or more finite numbers.
 
         Raises:
             DataFormatError: The value is missing, empty, or not a list of finite numbers.
@@ -88,7 +88,7 @@ class Record:
         return self._read(key, _NUMBERS, problem=f"{key} is not a list of one or more finite numbers")
 
     def logprobs(self, key: str) -> tuple[float, ...] | None:
-        """Return log-probabilities, each at most 0, or None if missing, null or an empty list.
+        """Return the log-probabilities under a key, each in [-9999, 0]; None if missing, null or an empty list.
 
         Raises:
             DataFormatError: The value is not a list of log-probabilities, see `check_logprob`.
@@ -104,7 +104,7 @@ class Record:
 
 
 def first_problem(error: Exception) -> str:
-    """Return an error's first line; of pydantic's, the first problem as ``field: message``, not all, over pages."""
+    """Return an error's message in one line; for pydantic's errors, only the first problem, as ``field: message``."""
     if not isinstance(error, ValidationError):
         return first_line(error)
     problem = error.errors(include_url=False)[0]
@@ -145,7 +145,8 @@ def check_logprob(value: float) -> float:
 def read_logprobs(entries: Any) -> TokenLogprobs:
     """Read a list of objects with ``token`` and ``logprob``, as in OpenAI's API.
 
-    For anything else, both tuples are empty. Tokens without text, such as the end of the turn, are left out.
+    For anything else, or if an entry is invalid, both tuples are empty. Tokens without text, such as the end of the
+    turn, are left out.
     """
     tokens: list[str] = []
     logprobs: list[float] = []
@@ -161,7 +162,7 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
 
 
 def read_choice_logprobs(choice: Any) -> TokenLogprobs:
-    """Read the ``logprobs`` of a choice of OpenAI's chat API; see `read_logprobs`."""
+    """Read the ``logprobs`` of a choice (one answer) in a response of OpenAI's chat API; see `read_logprobs`."""
     for key in ("logprobs", "content"):
         if isinstance(choice, Mapping):
             choice = choice.get(key)

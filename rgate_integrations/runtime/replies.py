@@ -26,7 +26,7 @@ _CLOSING_ALONE = re.compile(rf"(?<![`'\"])</think>|{_FINAL}", re.IGNORECASE)
 _TURN_END = re.compile(r"(?:<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
 
 THINKING_OFF = "thinking off"
-"""Follows an LLM's name in a measured ability or a tuned gate if the LLM's thinking was off for it."""
+"""Added to an LLM's name, in a measured ability or a tuned gate, if the LLM's thinking was turned off for it."""
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))

@@ -33,7 +33,7 @@ _MAX_WORDS = 60  # longer sentences are cut, because a mean over more words says
 
 @dataclass(frozen=True)
 class Segmented:
-    """A request, split into segments, and the earlier turns.
+    """A request, split into segments (sentences or lines, see `segments`), and the earlier turns.
 
     Attributes:
         lines: Its segments, line by line; at least one line.
@@ -45,7 +45,7 @@ class Segmented:
 
     @classmethod
     def from_text(cls, text: str, history: Sequence[str] = ()) -> Segmented:
-        """Split a request into segments; ``history`` holds the earlier turns."""
+        """Split a request into segments; ``history`` holds the earlier turns, oldest first."""
         return cls(tuple(map(tuple, split_lines(text))), "".join(f"{turn}\n" for turn in history))
 
     @property

@@ -30,7 +30,7 @@ _JSON_ESCAPE = re.compile(
 def normalise(text: str) -> str:
     """Lower-case a text; drop punctuation, English articles and extra white space, as SQuAD does.
 
-    Long dashes, and marks of Arabic, Indian, Chinese and Japanese, count as white space.
+    Long dashes, and Arabic, Indian, Chinese and Japanese punctuation, count as white space.
 
     >>> normalise("The  Beatles, (band)")
     'beatles band'
@@ -39,12 +39,12 @@ def normalise(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Replace lone surrogates with ``?``, because UTF-8 cannot encode them and tokenizers reject them."""
+    """Return a text with ``?`` for lone surrogates (halves of an emoji), which UTF-8 and tokenizers reject."""
     return text.encode("utf-8", errors="replace").decode()
 
 
 def replace_surrogates(content: bytes) -> bytes:
-    r"""Replace escaped lone surrogates in JSON, because some parsers reject a whole message for one.
+    r"""Return JSON with U+FFFD for escaped lone surrogates, because some parsers reject a whole message for one.
 
     >>> print(replace_surrogates(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
     ["\ud83d\ude00", "\ufffd", "\\ud83d"]

@@ -23,7 +23,7 @@ _MAX_WORDS_BEFORE = 40  # with more words before the first turn, the text is a p
 
 
 def split_transcript(text: str) -> list[tuple[str, str]] | None:
-    r"""Split a conversation that ends with an unanswered user message into turns; None for any other text.
+    r"""Split a conversation that ends with an unanswered user message into (role, text); None for any other text.
 
     System turns, and up to 40 words before the first turn, are left out; more words there give None. A text
     that does not end with an empty assistant turn must contain an assistant's answer, and must begin with its

@@ -80,9 +80,9 @@ class Advisor:
 
 
 def make_mcp_server(gate: GateLike) -> MCPServer:
-    """Return the MCP server; see `serve_stdio` and `make_mcp_app`.
+    """Return the MCP server with the tools of `Advisor`; `serve_stdio` or `make_mcp_app` serves it.
 
-    Once this is called, the process downloads no catalogue models on first use: download them beforehand.
+    Once this is called, the process downloads no models on first use: run ``rgate download`` beforehand.
 
     Raises:
         ConfigurationError: ``gate`` is not a gate.

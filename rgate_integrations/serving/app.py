@@ -82,18 +82,18 @@ class DecisionRoutes:
                 await self.gateway.close()
 
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
-        """Answer System One questions: a probability ``known`` (a noul), or a choice, ``retrieve`` or ``direct``."""
+        """Answer typed questions (System One): P(the LLM knows) for ``known``, and ``retrieve`` or ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
         (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
         return SystemOneResponse.from_decision(body, decision)
 
     async def decide(self, body: DecideRequest, timeout: Milliseconds = None) -> DecideResponse:
-        """Decide about questions, each with an optional draft, history and passages."""
+        """Return one decision per question; each may come with a draft, history and passages."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
-        """Return search queries: the question and the claims of its draft; none if it needs no retrieval."""
+        """Return the queries per question: itself and the claims of its draft; none if it needs no retrieval."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 
@@ -168,7 +168,7 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
     """Return the application of the decision server, with a gateway if there is one.
 
     It has no access control: run it with `rgate_integrations.serving.server.make_server`. Once this
-    is called, the process downloads no catalogue models on first use: download them beforehand.
+    is called, the process downloads no models on first use: run ``rgate download`` beforehand.
 
     Args:
         service: Makes the decisions.

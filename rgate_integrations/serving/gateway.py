@@ -211,9 +211,10 @@ class Gateway:
         return routed
 
     async def search(self, llm_request: LLMRequest, decision: Decision | None = None) -> list[Hit]:
-        """Return the best hits for the question and the claims of its draft, in the decision's corpora, or in all.
+        """Return the best hits for the question and the claims of the decision's draft, in the decision's corpora.
 
-        A search that fails or times out has no hits.
+        Without a decision, only the question is searched for, in all corpora. A corpus whose search fails or times
+        out has no hits.
         """
         queries = [await self._search_text(llm_request)]
         if decision is not None:
@@ -238,6 +239,7 @@ class Gateway:
     async def _search_corpus(
         self, corpus: str, queries: list[str], llm_request: LLMRequest
     ) -> list[list[Hit]]:
+        """Return the hits of each query in a corpus; empty if its search fails."""
         try:
             return await self._searches[corpus].search(queries)
         except Exception as error:  # the retriever is the application's own code, and may raise anything
@@ -264,7 +266,7 @@ class Gateway:
 
 
 class GatewayCall(QuestionCall):
-    """Decides about one request.
+    """The gateway's handling of one request, for the flow of all routers (`RoutedCall.route`).
 
     Args:
         gateway: The gateway.

@@ -119,7 +119,7 @@ def parse_question(state: object) -> UserTurn | None:
 
 
 def parse_turn(messages: list[Any], index: int) -> UserTurn | None:
-    """Return the question of a message and its history; None if it is not from the user, or has no text."""
+    """Return the question in ``messages[index]`` and the turns before it; None if it has no text by the user."""
     last = _MESSAGES.validate_python([messages[index]])
     if not last or last[0].role != "user" or not last[0].text.strip():
         return None

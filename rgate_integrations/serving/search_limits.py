@@ -78,7 +78,7 @@ class LimitedSearch:
         return hits
 
     async def _run(self, queries: list[str]) -> list[list[Hit]]:
-        """Search in one of 32 threads; another search may use it once it ends, even if that is after the timeout."""
+        """Search in one of 32 threads; the thread is free again when the search ends, even after the timeout."""
         await self._free.acquire()
         try:
             job = Start(Call(self._search, None, queries)).run().job

@@ -102,8 +102,8 @@ def _check_access(host: str, token: str, allow_origins: Collection[str]) -> None
     """
     if not token and host not in _LOOPBACK:
         raise ConfigurationError(
-            f"Other machines can reach {host!r}, but no token is set.",
-            hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
+            f"Other machines can reach a server on {host!r}, but no token is set.",
+            hint=f"Set the environment variable {TOKEN} to a secret, or listen on 127.0.0.1 (--host).",
         )
     if not (token.isascii() and token.isprintable()):
         raise ConfigurationError(
@@ -120,7 +120,7 @@ def _check_access(host: str, token: str, allow_origins: Collection[str]) -> None
 
 
 class _TimedProtocol(H11Protocol):
-    """HTTP/1.1 that closes connections with late request headers; uvicorn only limits the wait between requests."""
+    """uvicorn's HTTP/1.1, which limits the wait between requests; this also limits the wait for complete headers."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -194,7 +194,8 @@ class Guard:
                 400,
                 "InvalidHost",
                 f"The header Host is {host[:100]!r}, not a name of this machine, and no token is set.",
-                f"Set {TOKEN} to a secret, and send it; or send the request to 127.0.0.1.",
+                f"Send the request to 127.0.0.1; or start the server with a secret in {TOKEN}, and send it as the "
+                "bearer token.",
             )
         if not self._allows_origin(request):
             return problem(
@@ -217,7 +218,7 @@ class Guard:
         return None
 
     def _allows_origin(self, request: Request) -> bool:
-        """Return whether a request comes from an allowed web page, from one of this server, or from no page."""
+        """Return whether a request comes from an allowed web page, a page of this server, or no page."""
         # A request may repeat the header: all of its values are checked.
         headers = request.headers
         origins = headers.getlist("origin")

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
 from rgate_integrations.decision import Decision, Draft, valid_timeout
 from rgate_integrations.engine.decider import Decider, read_item
-from rgate_integrations.engine.loading import answer_first_gates, resolve_gate
+from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import ConfigurationError, RGateError
+from rgate_integrations.errors import RGateError
 from rgate_integrations.gates.base import CLIENT
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 from rgate_integrations.serving.wire import DecideItem, likeliest_kind, route_label
@@ -31,7 +31,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MAX_LLMS = 64
 
 LLM_NAME_SOURCE = "the request"
-"""Source of the LLM's name, as decisions report it, if the request names the LLM."""
+"""What decisions report as the source of the LLM's name if the client's request named it."""
 
 
 class QueueFullError(RGateError):
@@ -96,7 +96,7 @@ class LLMGates:
 
     Attributes:
         question: The gate for questions.
-        answer: The gate that judges drafts; None if the service's gate neither reads drafts nor has a gate that does.
+        answer: The gate for drafts; None if the service's gate cannot judge drafts.
     """
 
     question: Decider
@@ -104,12 +104,10 @@ class LLMGates:
 
     @classmethod
     def for_llm(cls, gate: Decider, llm: str, name_source: str) -> LLMGates:
-        """Split a gate into one for questions and one for drafts, and adjust both to the LLM named ``llm``."""
-        try:
-            judge, question = answer_first_gates(gate)
-        except ConfigurationError:
-            return cls(gate.for_llm(llm, name_source), None)
-        return cls((question or gate).for_llm(llm, name_source), judge.for_llm(llm, name_source))
+        """Split a gate into one for questions and one for drafts, both adjusted to an LLM; see `Decider.for_llm`."""
+        question = (gate.question_gate() or gate).for_llm(llm, name_source)
+        answer = gate.answer_gate()
+        return cls(question, None if answer is None else answer.for_llm(llm, name_source))
 
 
 class DecisionService:
@@ -137,7 +135,14 @@ class DecisionService:
         self._gates = lru_cache(_MAX_LLMS)(partial(LLMGates.for_llm, self.gate))
 
     def gates(self, llm: str = "", name_source: str = LLM_NAME_SOURCE) -> LLMGates:
-        """Return the gates that judge what an LLM knows; without a name, the LLM that the server was started for."""
+        """Return the gates that judge what an LLM knows.
+
+        Args:
+            llm: Name of the LLM, perhaps with its provider, as in ``openai/gpt-4o``; empty for the LLM that the
+                server was started for.
+            name_source: Where the client found the name; empty if its user gave it. Only a name that a user gave
+                overrides the one that the server was started with.
+        """
         # Only the last part, because a path could name a folder on the server.
         name = llm.rpartition("/")[2].lstrip(".")
         return self._gates(name, (name_source or CLIENT) if name else "")
@@ -149,12 +154,12 @@ class DecisionService:
         name_source: str = LLM_NAME_SOURCE,
         milliseconds: float | None = None,
     ) -> list[Decision]:
-        """Decide about the questions of one request; see `DecisionEngine.decide_batch`.
+        """Return one decision per question of a client's request, in order; see `DecisionEngine.decide_batch`.
 
         Args:
             items: The questions.
-            llm: Name of the LLM whose knowledge is judged; may be empty.
-            name_source: Source of that name.
+            llm: Name of the LLM whose knowledge is judged, see `gates`; may be empty.
+            name_source: Source of that name, see `gates`.
             milliseconds: The client's timeout in milliseconds, which cannot exceed the service's; None for the
                 service's.
 
@@ -180,8 +185,8 @@ class DecisionService:
         # Reject at once: a client that is told "full" retrieves now, and one that waits would time out later.
         if self._waiting + questions > self._queue:
             raise QueueFullError(
-                f"The queue has too few free places: {self._waiting} of {self._queue} are taken, and "
-                f"{questions} are needed.",
+                f"The queue has too few free places: {self._waiting} of {self._queue} are taken, and this request "
+                f"needs {questions}.",
                 hint="Try again later, send fewer questions, or retrieve.",
             )
         start = time.perf_counter()
@@ -201,7 +206,7 @@ class DecisionService:
 
 
 def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]:
-    """Decide by the question, or by its draft if the gate reads drafts; then by the passages, if any."""
+    """Return the decision by the question, or by its draft if the gate reads drafts; then by the passages, if any."""
     gate, draft = gates.question, item.draft
     if draft is not None and gates.answer is not None:
         gate = gates.answer

@@ -53,7 +53,7 @@ _DOT_SEGMENT = re.compile(r"(?:^|[/\\])[\s\0]*\.{1,2}[\s\0]*(?:;[^/\\]*)?(?:[/\\
 
 
 class Relay(StreamingResponse):
-    """A response of the upstream, with the gateway's own headers; it is closed when the client disconnects."""
+    """The upstream's response with the gateway's headers; its connection is closed if the client disconnects."""
 
     def __init__(
         self, response: httpx.Response, chunks: AsyncGenerator[bytes], own_headers: Mapping[str, str]
@@ -74,7 +74,7 @@ class Relay(StreamingResponse):
 
 
 class Upstream:
-    """An OpenAI-compatible server.
+    """The LLM's server, which is OpenAI-compatible.
 
     Args:
         url: Base URL, with or without ``/v1``.
@@ -227,7 +227,7 @@ class UpstreamAnswer(BufferedAnswer):
         return _read_chunks(self.response)
 
     def read(self, chunk: bytes) -> bool:
-        """Read the events that end in a chunk; return False at a tool call, or if the answer is too large."""
+        """Read the events that a chunk completes; return False if the answer is too long, or calls a tool."""
         self._held += len(chunk)
         is_text = self._held <= _MAX_HELD_BYTES
         for data in self._events.read(chunk):

@@ -83,7 +83,10 @@ class QueriesResponse(BaseModel):
 
 
 class SystemOneQuestion(BaseModel):
-    """A typed question. Other fields, such as instructions, are ignored: a gate's questions are fixed."""
+    """A typed question; the criteria of a choice are an object whose keys are the options.
+
+    Other fields, such as instructions, are ignored: a gate's questions are fixed.
+    """
 
     type: str
     criteria: Any = None
@@ -142,7 +145,7 @@ class ChoiceAnswer(BaseModel):
     """Whether to retrieve.
 
     ``probabilities`` has P(known) for ``direct`` and the rest for ``retrieve``, or 0 and 1 if an override decides;
-    ``confidence`` is that of ``choice``, which at a threshold other than 0.5 may be the lower one.
+    ``confidence`` is the probability of ``choice``, which can be below 0.5 if the threshold is not 0.5.
     """
 
     type: Literal["choice"] = "choice"
@@ -195,7 +198,7 @@ def problem(
 
 
 def one_line(text: str) -> str:
-    """Return at most 300 characters of a text as one line of printable ASCII, for a header."""
+    """Return at most 300 characters of a text as one line of printable ASCII, for a header; others become ``?``."""
     # A line break would let a client forge the next header.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
     return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
