@@ -179,7 +179,7 @@ def find_folder(folder: str | Path) -> Path:
 
 @contextmanager
 def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
-    """Hold a lock on a file or folder, which need not exist yet, while it is written.
+    """Hold a lock on a file or folder, which need not exist yet, while the ``with`` block writes it.
 
     The lock is on a file next to the target, ``.NAME.lock``; on a file system without locks, there is none.
     The system releases the lock however this process ends, so a lock file that a killed process left behind

@@ -204,7 +204,7 @@ class LLMRequest:
 
     @property
     def condense_body(self) -> bytes | None:
-        """Body of a request to condense the question; None without a history, or outside the chat route."""
+        """Body of a request to rewrite a follow-up as a search query; None without history or on other routes."""
         if not self.turn.history or self.field != "messages":
             return None
         conversation = "\n".join([*self.turn.history, f"user: {self.turn.question}"])
