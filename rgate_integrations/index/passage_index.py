@@ -213,7 +213,7 @@ class PassageIndex:
         count = len(rest) + len(passages)
         buffer = old.buffer
         if gone or count > len(buffer):
-            # Twice as large as needed, so that many small additions take linear time overall.
+            # Twice as large as needed, so that few of many small additions copy all vectors.
             buffer = np.empty((2 * count, vectors.shape[1]), np.float32)
             if rest:  # an empty index has no dimension yet
                 buffer[: len(rest)] = np.delete(old.vectors, [old.row_of[name] for name in gone], axis=0)
