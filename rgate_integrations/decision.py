@@ -22,8 +22,7 @@ def valid_threshold(threshold: object) -> float:
     """Return a threshold as a float; raises a `ConfigurationError` unless it is finite and at least 0."""
     number = to_float(threshold)
     if number is None or not 0 <= number < math.inf:
-        value = type(threshold).__name__ if number is None else number
-        raise ConfigurationError(f"A threshold must be a finite number of at least 0, not {value}.")
+        raise ConfigurationError(f"A threshold must be a finite number of at least 0, not {threshold!r}.")
     return number
 
 
@@ -35,8 +34,7 @@ def valid_timeout(timeout: object) -> float | None:
     """
     number = math.inf if timeout is None else to_float(timeout)
     if number is None or not number > 0:  # also rejects NaN
-        value = type(timeout).__name__ if number is None else number
-        raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {value}.")
+        raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {timeout!r}.")
     return None if timeout is None else min(number, threading.TIMEOUT_MAX)
 
 
@@ -194,14 +192,15 @@ class Draft(Frozen):
             text = " ".join(words[:tokens])
         if is_complete and len(self.text) <= max_characters:
             return self
-        changes = {
-            "text": text,
-            "token_ids": self.token_ids[:tokens],
-            "tokens": head,
-            "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
-            "finished": False,
-        }
-        return self.model_copy(update=changes)
+        return self.model_copy(
+            update={
+                "text": text,
+                "token_ids": self.token_ids[:tokens],
+                "tokens": head,
+                "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
+                "finished": False,
+            }
+        )
 
 
 class Failure(Frozen):

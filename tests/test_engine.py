@@ -57,13 +57,13 @@ HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
             ValidationError,
             "threshold must be a finite number",
         ),
-        (lambda: RetrievalGate("constant:never", threshold=True), ConfigurationError, "not bool"),
+        (lambda: RetrievalGate("constant:never", threshold=True), ConfigurationError, "not True"),
         (
             lambda: RetrievalGate("constant:never").invoke(
                 "who?", {"configurable": {"retrieval_threshold": True}}
             ),
             ConfigurationError,
-            "not bool",
+            "not True",
         ),
         (lambda: load_gate("ik", timeout=True), ConfigurationError, "timeout"),
         (lambda: AnswerFirst(retrieve_below=True), ConfigurationError, None),
@@ -110,11 +110,11 @@ class OnlyQuestions:
     [
         *(
             ("threshold", value, ConfigurationError, "threshold must be a finite number of at least 0")
-            for value in (math.nan, -0.1, math.inf, "high", True, Unprintable(), 10**400)
+            for value in (math.nan, -0.1, math.inf, "high", True, 10**400)
         ),
         *(
             ("timeout", value, ConfigurationError, "timeout must be a number of seconds above 0")
-            for value in (math.nan, 0, -1, "soon", Unprintable())
+            for value in (math.nan, 0, -1, "soon")
         ),
         *(("draft", value, EvidenceError, "draft must be") for value in (5, Unprintable())),
         *(("popularity", value, EvidenceError, "must be a number") for value in ("much", 10**400)),

@@ -1,14 +1,13 @@
 """Answer first: the options, and which questions are decided before the direct arm starts to answer.
 
-`screen` says whether the question alone is clearly known or unknown. `settle` says whether that, together with what a
-search found, is enough to decide. If not, the direct arm starts to answer, and the gate judges its first tokens.
+`is_clear` says whether the question alone is enough to decide. With look first, `settle` says whether the question
+and the passages found are enough. If not, the direct arm starts to answer, and the gate judges its first tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from rgate_integrations.answering.look_first import (
     LookFirst,
@@ -64,79 +63,46 @@ class AnswerFirst(RoutingOptions):
             )
 
 
-class Screening(Enum):
-    """What the question alone says about the LLM's knowledge."""
-
-    KNOWN = "known"
-    UNKNOWN = "unknown"
-    UNCLEAR = "unclear"
-
-
-class Search(Enum):
-    """What a search found, compared with what the LLM knows."""
-
-    NOTHING = "nothing"  # no search, a failed one, or nothing found to judge
-    HELPS = "helps"
-    ADDS_LITTLE = "adds little"
-
-
-# Whether screening and search together are enough to decide. If not, the LLM starts to answer.
-IS_SETTLED = {
-    (Screening.KNOWN, Search.NOTHING): True,  # answered directly
-    (Screening.KNOWN, Search.ADDS_LITTLE): True,  # answered directly
-    (Screening.KNOWN, Search.HELPS): False,
-    (Screening.UNKNOWN, Search.NOTHING): True,  # retrieves
-    (Screening.UNKNOWN, Search.HELPS): True,  # retrieves
-    (Screening.UNKNOWN, Search.ADDS_LITTLE): False,
-    (Screening.UNCLEAR, Search.NOTHING): False,
-    (Screening.UNCLEAR, Search.HELPS): False,
-    (Screening.UNCLEAR, Search.ADDS_LITTLE): False,
-}
-
-
-def screen(decision: Decision, options: AnswerFirst) -> Screening:
-    """Return what the question alone says about the LLM's knowledge; never `UNCLEAR` after an override or a failure.
+def is_clear(decision: Decision, options: AnswerFirst) -> bool:
+    """Return whether the question alone is clearly known or unknown; always True after an override or a failure.
 
     Args:
         decision: The decision by the question alone.
         options: The bounds of clear questions.
     """
     if decision.error is not None or decision.override is not None:
-        return Screening.UNKNOWN if decision.retrieve else Screening.KNOWN
+        return True
     # A clear case must also be on the same side of the threshold.
-    if decision.p_known < min(options.retrieve_below, decision.threshold):
-        return Screening.UNKNOWN
-    if decision.p_known >= max(options.answer_above, decision.threshold):
-        return Screening.KNOWN
-    return Screening.UNCLEAR
+    if decision.retrieve:
+        return decision.p_known < options.retrieve_below
+    return decision.p_known >= options.answer_above
 
 
 def settle(
     decision: Decision,
     passages: Sequence[FoundPassage] | Exception,
     options: AnswerFirst,
-    look: LookFirst | None,
+    look: LookFirst,
     *,
     direct_threshold: float | None = None,
 ) -> Decision | None:
-    """Return the decision if the question, and any passages, are enough to make it.
+    """Return the decision if the question and the passages are enough to make it.
 
-    None means that the LLM must begin to answer first, so that its words can be judged.
+    None means that the LLM must begin to answer first, so that its words can be judged. A clear question is enough
+    if no passages could be judged, or they agree with it.
 
     Args:
         decision: The gate's decision by the question alone.
-        passages: The passages, best first, or the search's exception; unused without ``look``.
+        passages: The passages, best first, or the search's exception.
         options: The bounds of clear questions.
-        look: How passages are judged; None to consider only the question.
+        look: How passages are judged.
         direct_threshold: See `decide_with_passages`.
     """
-    screening = screen(decision, options)
-    search = Search.NOTHING
-    if look is not None:
-        decision = decide_with_passages(decision, passages, look, direct_threshold=direct_threshold)
-        if decision.p_helps is not None and not isinstance(passages, Exception):
-            search = Search.HELPS if decision.retrieve else Search.ADDS_LITTLE
-            # In both cases the LLM's answer could not change the decision.
-            if is_never_known(decision) or are_useless(decision.question, passages, look):
-                return decision
-    return decision if IS_SETTLED[screening, search] else None
+    clear = is_clear(decision, options)
+    revised = decide_with_passages(decision, passages, look, direct_threshold=direct_threshold)
+    if revised.p_helps is None or isinstance(passages, Exception):  # nothing was judged
+        return revised if clear else None
+    # In both cases the LLM's answer could not change the decision.
+    if is_never_known(revised) or are_useless(revised.question, passages, look):
+        return revised
+    return revised if clear and revised.retrieve == decision.retrieve else None

@@ -36,16 +36,13 @@ def write_answers(
         One answer per question, in order.
     """
     # A model call has a single template, so questions are grouped by it.
-    batches: dict[PromptTemplate, list[int]] = {}
-    for index, texts in enumerate(passages):
-        batches.setdefault(ANSWER_WITH_PASSAGES if texts else prompt, []).append(index)
+    batches: dict[PromptTemplate, dict[int, dict[str, str]]] = {}
+    for index, (question, texts) in enumerate(zip(questions, passages, strict=True)):
+        values = {"question": question}
+        if texts:
+            values["passages"] = format_passages(texts)
+        batches.setdefault(ANSWER_WITH_PASSAGES if texts else prompt, {})[index] = values
     answers: dict[int, Draft] = {}
-    for template, indices in batches.items():
-        values = []
-        for index in indices:
-            fields = {"question": questions[index]}
-            if passages[index]:
-                fields["passages"] = format_passages(passages[index])
-            values.append(fields)
-        answers.update(zip(indices, llm.generate(template, values, tokens=tokens), strict=True))
+    for template, batch in batches.items():
+        answers.update(zip(batch, llm.generate(template, list(batch.values()), tokens=tokens), strict=True))
     return [answers[index] for index in range(len(questions))]

@@ -28,9 +28,6 @@ from rgate_integrations.runtime.text import redact
 
 _log = logging.getLogger("rgate_integrations")
 
-_NEVER_KNOWN = ("private", "fresh")
-"""The default gate's signals for the kinds of questions whose answer no LLM can know."""
-
 
 class RoutingOptions:
     """Base class of the options that an argument such as ``answer_first=`` accepts instead of True or False.
@@ -151,7 +148,7 @@ def needs_passages(outcome: object) -> TypeGuard[Decision]:
 
 def is_never_known(decision: Decision) -> bool:
     """Return whether the question is probably about news or private documents, so that no LLM knows the answer."""
-    return sum(decision.signals.get(name, 0.0) for name in _NEVER_KNOWN) >= 0.5
+    return decision.signals.get("private", 0.0) + decision.signals.get("fresh", 0.0) >= 0.5
 
 
 def are_useless(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:

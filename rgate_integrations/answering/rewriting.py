@@ -84,21 +84,19 @@ class ModelRewriter:
 
     def __call__(self, decisions: Sequence[Decision]) -> list[list[Claim]]:
         """Return the claims of each decision's draft."""
-        values = []
-        for decision in decisions:
-            if decision.draft is not None:
-                # Tags in the quoted texts must not plant claims.
-                question, draft = without_tags(decision.question), without_tags(decision.draft.text)
-                values.append({"question": question, "draft": draft})
-        if not values:
-            return [[] for _ in decisions]
-        outputs = iter(self.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter))
-        claims = []
-        for decision in decisions:
-            parsed: list[Claim] = []
-            if decision.draft is not None:
-                parsed = [claim for claim in parse_claims(next(outputs).text) if claim.query]
-            claims.append(parsed or sentence_claims(decision.question, decision.draft))
+        claims = rewrite_by_sentence(decisions)
+        values = {
+            # Tags in the quoted texts must not plant claims.
+            index: {"question": without_tags(decision.question), "draft": without_tags(decision.draft.text)}
+            for index, decision in enumerate(decisions)
+            if decision.draft is not None
+        }
+        if values:
+            prompts = list(values.values())
+            outputs = self.proxy.generate(self.prompt, prompts, tokens=self.tokens, adapter=self.adapter)
+            for index, output in zip(values, outputs, strict=True):
+                parsed = [claim for claim in parse_claims(output.text) if claim.query]
+                claims[index] = parsed or claims[index]
         return claims
 
 

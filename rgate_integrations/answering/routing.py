@@ -8,8 +8,7 @@
 If a gate chooses among several corpora, the search waits for the first decision, which says where to search.
 
 `RoutedCall` is that flow. A framework's subclass asks the gates, searches with the retrieve arm, and starts the
-direct arm's answer. The table in `rgate_integrations.answering.answer_first` says which questions need no partial
-answer.
+direct arm's answer. `rgate_integrations.answering.answer_first` says which questions need no partial answer.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rgate_integrations.answering.answer_first import AnswerFirst, settle
+from rgate_integrations.answering.answer_first import AnswerFirst, is_clear, settle
 from rgate_integrations.answering.drafting import attach_draft
 from rgate_integrations.answering.look_first import decide_with_passages, needs_passages
 from rgate_integrations.answering.partial_answer import BufferedAnswer
@@ -69,10 +68,6 @@ class RoutedInput:
     def latest_decision(self) -> Decision | None:
         """The latest decision; None before the first."""
         return self.outcome if isinstance(self.outcome, Decision) else self.screening
-
-    def direct_threshold(self, decision: Decision) -> float | None:
-        """Return the P(known) from which passages no longer matter; None if the caller set no threshold."""
-        return None if self.threshold is None else decision.threshold
 
     @property
     def decision(self) -> Decision:
@@ -214,10 +209,9 @@ class RoutedCall(ABC, Generic[_Input]):
     def _settle(self, item: _Input, screening: Decision, options: AnswerFirst) -> Flow[Decision | None]:
         """Return the decision about an input if it needs no partial answer; None if the LLM should answer."""
         look = self.strategy.look_first
-        settled: Decision | None
-        if look is None or not item.searched:
-            settled = settle(screening, (), options, None)
-        else:  # a `Call`, because judging passages would block the event loop
+        settled = screening if is_clear(screening, options) else None
+        if look is not None and item.searched:
+            # A `Call`, because judging passages would block the event loop.
             settled = yield Call(
                 settle,
                 None,
@@ -225,7 +219,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 self._passages(item),
                 options,
                 look,
-                direct_threshold=item.direct_threshold(screening),
+                direct_threshold=item.threshold,
             )
         if settled is None:
             return None
@@ -282,7 +276,7 @@ class RoutedCall(ABC, Generic[_Input]):
                     item.outcome,
                     self._passages(item),
                     look,
-                    direct_threshold=item.direct_threshold(item.outcome),
+                    direct_threshold=item.threshold,
                 )
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:

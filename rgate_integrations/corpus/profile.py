@@ -183,9 +183,6 @@ class CorpusProfile:
             sample.sketch,
         )
 
-    def __repr__(self) -> str:
-        return f"CorpusProfile({self.name!r}, {len(self.codes):,} of {self.seen:,} passages)"
-
     @cached_property
     def _vectors(self) -> Float32Array:
         return unit(self.codes.astype(np.float32))
@@ -311,8 +308,6 @@ class CorpusProfile:
             raise ProfileError(f"{str(folder)!r} contains no profile.", hint=_MAKE_AGAIN)
         try:
             return cls._read(root)
-        except ProfileError:
-            raise
         except Exception as error:  # the folder may come from anywhere
             raise ProfileError(
                 f"The profile in {str(folder)!r} cannot be read: {first_problem(error)}.",
@@ -326,22 +321,13 @@ class CorpusProfile:
         saved = _Saved.model_validate_json(read_file(root / CONFIG))
         for name, theirs, ours in (("format", saved.format, FORMAT), ("encoder", saved.encoder, _ENCODER)):
             if theirs != ours:
-                raise ProfileError(
-                    f"The profile in {str(root)!r} has the {name} {theirs!r}; this version reads {ours!r}.",
-                    hint=_MAKE_AGAIN,
-                )
+                raise ValueError(f"it has the {name} {theirs!r}, but this version reads {ours!r}")
         weights = read_file(root / WEIGHTS)
         if saved.weights_sha256 != hashlib.sha256(weights).hexdigest():
             raise ValueError("its checksum does not match the recorded one")
-        codes = load(weights)["codes"]
-        width = background().directions.shape[1]
-        if codes.dtype != np.int8 or codes.ndim != 2 or codes.shape[1] != width or not len(codes):
-            raise ValueError(
-                f"its codes are {codes.dtype} of shape {codes.shape}, not int8 of shape (1 or more, {width})"
-            )
         return cls(
             saved.name,
-            codes,
+            load(weights)["codes"],
             Terms(saved.telling, frozenset(saved.names)),
             saved.baseline,
             saved.margin,

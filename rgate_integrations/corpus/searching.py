@@ -67,7 +67,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
         passages.update(dict.fromkeys(texts))
         latest = [*latest, (len(texts), len(passages) - before)][-_WINDOW:]
         total, new = map(sum, zip(*latest, strict=True))
-        if len(latest) == _WINDOW and passages and new < _MIN_NEW_SHARE * max(total, 1):
+        if len(latest) == _WINDOW and new < _MIN_NEW_SHARE * max(total, 1):
             break
     if not passages and time.monotonic() >= deadline:
         raise ProfileError(
