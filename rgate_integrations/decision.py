@@ -19,7 +19,7 @@ from rgate_integrations.runtime.text import encodable
 
 
 def valid_threshold(threshold: object) -> float:
-    """Return a threshold as a float; raises a `ConfigurationError` unless it is finite and at least 0."""
+    """Return a threshold as a float; raise a `ConfigurationError` unless it is finite and at least 0."""
     number = to_float(threshold)
     if number is None or not 0 <= number < math.inf:
         raise ConfigurationError(f"A threshold must be a finite number of at least 0, not {threshold!r}.")
@@ -93,8 +93,8 @@ class Cost(Frozen):
 class Draft(Frozen):
     """The beginning of an answer: its text and, if the source reports them, its tokens and log-probabilities.
 
-    Thoughts in the text, such as ``<think>…</think>``, are removed together with their tokens, or with all ids and
-    log-probabilities if the tokens' texts are unknown.
+    Thoughts in the text, such as ``<think>…</think>``, are removed, and so are their tokens. Without `tokens`, it is
+    unknown which ids and log-probabilities belong to the thoughts, so all of them are removed.
 
     Attributes:
         text: The text without thoughts; empty if the LLM was cut off before its answer.
@@ -127,10 +127,13 @@ class Draft(Frozen):
 
     @classmethod
     def from_message(cls, message: Any, *, usage: Any = None, reason: Any = None, **fields: Any) -> Draft:
-        """Return a draft made from a message of a server or framework; ``fields`` sets other fields.
+        """Return a draft made from an LLM's reply.
 
-        Only the number of thinking tokens is read from ``usage``. ``reason`` is the finish reason; without one, the
-        draft is marked as not ``finished``.
+        Args:
+            message: A message or completion: a server's JSON, or an object of LangChain or LlamaIndex.
+            usage: The token counts that came with it. Only the number of thinking tokens is read.
+            reason: The finish reason; without one, the draft counts as not ``finished``.
+            **fields: Other fields of the draft, such as ``source`` and ``logprobs``.
         """
         thoughts, answer = replies.read_reply(message)
         thinking = replies.count_thinking(usage)
@@ -177,7 +180,8 @@ class Draft(Frozen):
     def head(self, tokens: int) -> Draft:
         """Return the draft cut to ``tokens`` tokens, or words if it has no tokens; a shorter draft is unchanged.
 
-        Very long tokens and words are cut, too; see `MAX_TOKEN_CHARACTERS`.
+        Each token is also cut to 32 characters, and a text without tokens to 32 characters for each of its ``tokens``
+        words.
 
         With greedy decoding, a shorter draft is the beginning of a longer one, so one long draft serves all gates.
         """
@@ -212,7 +216,7 @@ class Failure(Frozen):
 
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:
-        """Return the description of an exception; never raises."""
+        """Return the failure that describes an exception; never raises."""
         name = type(error).__name__
         # Other libraries' errors may have a message or hint of any type, or fail in __str__.
         message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
@@ -264,8 +268,9 @@ class Request:
         question: What the user asks, without surrounding white space.
         history: The earlier turns, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.`` A gate that does not read turns retrieves if there are any.
-        draft: The beginning of an answer to judge, as a `Draft` or as text. If None, a gate that needs a draft gets
-            one from its ``source``; the decision fails if that is ``"recorded"``, or ``"llm"`` without an LLM.
+        draft: The beginning of an answer to judge, as a `Draft` or as text. If None, and the gate needs a draft, its
+            option ``source`` says who writes one: the ``"proxy"`` model, or the ``"llm"`` given to `load_gate`. With
+            ``"recorded"``, or without that LLM, the decision fails.
         metadata: What the application knows about the request, for rules that are functions.
         threshold: Overrides the gate's threshold, at least 0; None uses the gate's.
         popularity: Popularity of the question's subject, at least 0 on any scale, for gates that use it.
@@ -297,7 +302,7 @@ class Request:
             raise EvidenceError(f"metadata must be a mapping, not {type(metadata).__name__}.")
         popularity = to_float(self.popularity)
         if popularity is None and self.popularity is not None:
-            raise EvidenceError(f"popularity must be a number, not {type(self.popularity).__name__}.")
+            raise EvidenceError(f"popularity must be a number, not {self.popularity!r}.")
         checked = {
             "question": _valid_question(self.question),
             "history": _valid_history(self.history),
@@ -421,13 +426,16 @@ class Decision(Frozen):
         return self.with_retrieve(retrieve, threshold=threshold, reason=reason)
 
     def with_retrieve(self, retrieve: bool, **changes: Any) -> Decision:
-        """Return a copy with this ``retrieve``, the ``corpus`` that goes with it, and any other changed fields."""
+        """Return a copy with this ``retrieve`` and other changed fields.
+
+        ``corpus`` is set, too: to the first of `corpora` if the copy retrieves, and to None if not.
+        """
         corpus = self.corpora[0] if retrieve and self.corpora else None
         return self.model_copy(update={"retrieve": retrieve, "corpus": corpus, **changes})
 
     @property
     def effective_p_known(self) -> float:
-        """P(known), or 0 or 1 if an override decides. Compare this with your own threshold."""
+        """P(known); with an override, 0 if it retrieves and 1 if not. Compare this with your own threshold."""
         return self.p_known if self.override is None else float(not self.override.retrieve)
 
     def __hash__(self) -> int:

@@ -1,7 +1,7 @@
 """Prompts as data: named fields, a version, and a hash that is stored with every trained artefact.
 
-A field's value must not add control tokens to a prompt. For models on servers, `strip_control_tokens` removes them
-by pattern.
+A field's value must not add control tokens, such as ``<|im_end|>``, to a prompt. For models on servers,
+`strip_control_tokens` removes them by pattern.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def strip_control_tokens(text: str) -> str:
     """Replace each control token with a space, so that a text cannot end its turn.
 
     Servers interpret the text of control tokens. We do not know which ones a server's model has, so those of
-    all families in this module are replaced. A text that mentions such tokens, or contains HTML's ``<s>``,
+    all common model families are replaced. A text that mentions such tokens, or contains HTML's ``<s>``,
     loses them.
     """
     return _CONTROL.sub(" ", text)

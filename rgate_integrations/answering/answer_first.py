@@ -33,9 +33,9 @@ class AnswerFirst(RoutingOptions):
         answer_above: A question is clearly known if its P(known) reaches this and the threshold.
         question_gate: Reads the question before the LLM is asked: a gate, or an argument for `load_gate`. A
             clearly unknown question goes to the retrieve arm without asking the LLM; the answer to a clearly
-            known one is not held back. With look first, the passages may overrule the gate in either case. With None,
-            every answer is judged. ``"own"`` means the question gate that comes with your gate; the default gate,
-            tuned gates and gates on a server have one.
+            known one is not held back. With look first, the passages may overrule the gate in either case.
+            ``"own"`` means the question gate that comes with your gate; the default gate, tuned gates and gates on a
+            server have one. With None, or if your gate has none, every answer is judged.
         prefetch: Whether the search starts together with the answer, for slow searches; only in calls with one
             question. If the answer continues, the search is cancelled, or its result dropped. The retrieve arm must
             be able to search before the decision. Prefetching has no effect with look first, which searches earlier.
@@ -64,11 +64,13 @@ class AnswerFirst(RoutingOptions):
 
 
 def is_clear(decision: Decision, options: AnswerFirst) -> bool:
-    """Return whether the question alone is clearly known or unknown; always True after an override or a failure.
+    """Return whether a question is clearly known or clearly unknown, so that no answer needs to be judged.
+
+    Always True after an override or a failure.
 
     Args:
         decision: The decision by the question alone.
-        options: The bounds of clear questions.
+        options: `AnswerFirst.retrieve_below` and `AnswerFirst.answer_above` say what is clear.
     """
     if decision.error is not None or decision.override is not None:
         return True
@@ -88,13 +90,13 @@ def settle(
 ) -> Decision | None:
     """Return the decision if the question and the passages are enough to make it.
 
-    None means that the LLM must begin to answer first, so that its words can be judged. A clear question is enough
-    if no passages could be judged, or they agree with it.
+    None means that the LLM must begin to answer first, so that its words can be judged. A clear question (see
+    `is_clear`) is enough if no passages could be judged, or if they lead to the same arm.
 
     Args:
         decision: The gate's decision by the question alone.
         passages: The passages, best first, or the search's exception.
-        options: The bounds of clear questions.
+        options: What is clear, see `is_clear`.
         look: How passages are judged.
         direct_threshold: See `decide_with_passages`.
     """

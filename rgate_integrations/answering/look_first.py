@@ -154,8 +154,8 @@ def is_never_known(decision: Decision) -> bool:
 def are_useless(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
     """Return whether passages are too poor to change the decision, whatever the LLM knows.
 
-    Tested at P(known) = `LookFirst.abstain_below`. If they do not help there, they help no LLM that knows more, and
-    for one that knows less the outcome is "abstain", as P(helps) is at most as high (if `LookFirst.min_gain` is 0).
+    Tested at P(known) = `LookFirst.abstain_below`: passages that do not help there help no LLM that knows more. For
+    one that knows less, P(helps) is lower still, so that the outcome is "abstain" (if `LookFirst.min_gain` is 0).
     """
     least = options.abstain_below
     return estimate_p_helps(question, passages, least, options) - options.min_gain <= least

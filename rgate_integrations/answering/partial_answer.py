@@ -83,7 +83,7 @@ class PartialAnswer:
         model: Name of the LLM; empty if unknown.
         prompt_tokens: Length of the prompt in tokens; 0 until the LLM reports it.
         response_id: Id of the response, if a local LLM keeps hidden states for it; otherwise empty.
-        local_answer: The local LLM's answer with these states; this reference keeps it alive until it is judged.
+        local_answer: The local LLM's answer with its hidden states; kept here so that they exist until it is judged.
         has_thoughts: Whether the LLM sends thoughts separately from its answer, or seems to hide them.
         has_end: True once a finish reason arrives, False while one is expected, None if the LLM may send none.
     """
@@ -180,7 +180,7 @@ class BufferedAnswer(ABC):
         """Add the text of a chunk to ``partial``; return False if the chunk cannot be judged."""
 
     def set_logprobs(self, *, enabled: bool) -> None:  # noqa: B027 - needed only with a fallback
-        """Set whether to request log-probabilities from now on; does nothing by default."""
+        """Set whether later answers of this arm request log-probabilities; does nothing by default."""
 
     def is_interrupt(self, error: Exception) -> bool:
         """Return whether an exception only interrupts the arm, for example to ask the user something."""

@@ -5,7 +5,9 @@
     answer first          screen            -> begin (and search) -> judge           -> run
     both                  screen and search -> begin -> judge     -> compare         -> run
 
-If a gate chooses among several corpora, the search waits for the first decision, which says where to search.
+*Decide* and *screen* judge the question alone, and *judge* the beginning of the answer; *compare* weighs the passages
+against what the LLM knows. If a gate chooses among several corpora, the search waits for the first decision, which
+says where to search.
 
 `RoutedCall` is that flow. A framework's subclass asks the gates, searches with the retrieve arm, and starts the
 direct arm's answer. `rgate_integrations.answering.answer_first` says which questions need no partial answer.

@@ -23,7 +23,7 @@ class Strategy:
             first.
         question_gate: The gate that screens questions before an answer starts; with None, answer first starts
             every answer.
-        made_for: The gate for which ``judge`` and ``question_gate`` were made, if they fit only that one.
+        made_for: The gate for which ``judge`` and ``question_gate`` were made; None if they fit any.
         chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
         llm_thinks: Whether the direct arm's LLM sent thoughts before an answer in an earlier call with this object.
             If so, only the question is judged, not a partial answer.

@@ -1,4 +1,4 @@
-"""What all profiles share: a projection that spreads sentence vectors apart, and requests that need no corpus.
+"""What all profiles share: a projection that spreads sentence vectors apart, and vectors of unrelated requests.
 
 The encoder's sentence vectors are close together, and those of one language even closer. So the projection removes
 the mean of questions or passages and the directions that distinguish languages, and scales the other directions
@@ -20,13 +20,13 @@ FILE = Path(__file__).with_name("background.npz")
 
 @dataclass(frozen=True)
 class Background:
-    """A projection of sentence vectors, and requests that need no corpus.
+    """A projection of the encoder's sentence vectors, and requests that need no corpus.
 
     Attributes:
         question_mean: Mean vector of questions, shape (384,).
         passage_mean: Mean vector of passages, shape (384,).
-        directions: The matrix that projects a centred vector, shape (384, directions).
-        requests: Projected requests that need no corpus, shape (requests, directions).
+        directions: The matrix that projects a vector minus its mean, shape (384, 256).
+        requests: Projected vectors of requests that need no corpus, such as small talk, shape (requests, 256).
     """
 
     question_mean: Float32Array
@@ -35,11 +35,11 @@ class Background:
     requests: Float32Array
 
     def project_questions(self, vectors: Float32Array) -> Float32Array:
-        """Project questions, and return them scaled to unit length, shape (questions, directions)."""
+        """Return the projections, of length 1 and shape (questions, 256), of vectors of shape (questions, 384)."""
         return unit(np.float32(vectors - self.question_mean) @ self.directions)
 
     def project_passages(self, vectors: Float32Array) -> Float32Array:
-        """Project passages, and return them scaled to unit length, shape (passages, directions)."""
+        """Return the projections, of length 1 and shape (passages, 256), of vectors of shape (passages, 384)."""
         return unit(np.float32(vectors - self.passage_mean) @ self.directions)
 
 
