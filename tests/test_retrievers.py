@@ -13,8 +13,8 @@ from llama_index.core.embeddings import MockEmbedding
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import Passage
+from rgate_integrations.index.adapters import as_hit, as_retriever
 from rgate_integrations.index.retriever import Hit
-from rgate_integrations.serving.retrievers import as_hit, as_retriever
 from tests.scripted_upstream import Shelf
 
 TEXTS = ["Oulu is in Finland.", "Graz is in Austria.", "Bari is in Italy."]

@@ -180,7 +180,12 @@ def estimate_p_helps(
 def compare(
     decision: Decision, p_helps: float, options: LookFirst, *, direct_threshold: float | None = None
 ) -> Decision:
-    """Compare P(known) and P(helps), and return the decision with the outcome; see `decide_with_passages`."""
+    """Return the decision with the outcome of comparing P(known) with P(helps); the first that fits counts.
+
+    *Direct* if P(known) reaches ``direct_threshold``; *abstain* if both are below `LookFirst.abstain_below`;
+    *retrieve* if no LLM can know the answer, or P(helps) exceeds P(known) by more than `LookFirst.min_gain`;
+    otherwise *direct*.
+    """
     p_known = decision.p_known
     outcome: Outcome
     if direct_threshold is not None and p_known >= direct_threshold:

@@ -128,7 +128,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def search(self, inputs: Sequence[_Input]) -> Step:
-        """Return the step that searches for some inputs; it returns a list of one result or exception per input."""
+        """Return the step that searches for some inputs; its result is a list, one result or exception per input."""
 
     @abstractmethod
     def read_passages(self, item: _Input) -> Sequence[FoundPassage]:

@@ -123,16 +123,15 @@ class CorpusProfile:
 
         Args:
             retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
-                LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores and indexes are asked for
-                ten passages a search, more than most retrievers find.
+                LlamaIndex, a `PassageIndex`, or a function from a query to texts. The best ten passages of each
+                search count; a retriever may find fewer.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds.
 
         Raises:
-            ConfigurationError: The retriever cannot be searched, its results have no text, or ``searches``
-                is below 1.
-            ProfileError: A search failed, or no search found anything in time.
+            ConfigurationError: The retriever cannot be searched, or ``searches`` is below 1.
+            ProfileError: A search failed, its results have no text, or no search found anything in time.
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import wait
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from rgate_integrations.decision import valid_count
-from rgate_integrations.errors import ConfigurationError, ProfileError, first_line
+from rgate_integrations.errors import ProfileError, first_line
+from rgate_integrations.index.adapters import as_retriever
+from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.runtime.flow import Call, Start
 from rgate_integrations.runtime.segments import segments
 
-Search: TypeAlias = Callable[[str], Any]
-
-_TOP_K = 10  # passages per search, if the retriever lets us set it
-_SEARCH_METHODS = ("similarity_search", "retrieve", "invoke", "get_relevant_documents")
-"""Search methods of LangChain's vector stores, LlamaIndex's retrievers, and LangChain's retrievers."""
+_TOP_K = 10  # maximum number of passages to read per search
 _FIRST_QUERIES = (
     "overview introduction",
     "how to get started",
@@ -45,22 +42,21 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
     the results contain little that is new.
 
     Args:
-        retriever: See `as_search`.
+        retriever: See `as_retriever`.
         searches: Maximum number of searches, at least 1.
         timeout: Maximum time of all searches, in seconds. Passages found by then are returned.
 
     Raises:
-        ConfigurationError: ``retriever`` cannot be searched, its results have no text, or ``searches`` is
-            below 1.
-        ProfileError: A search failed, or the time ended before one found anything.
+        ConfigurationError: ``retriever`` cannot be searched, or ``searches`` is below 1.
+        ProfileError: A search failed, its results have no text, or the time ended before one found anything.
     """
     valid_count(searches, "searches")
-    search = as_search(retriever)
+    searched = as_retriever(retriever)
     deadline = time.monotonic() + timeout
     passages: dict[str, None] = {}
     latest: list[tuple[int, int]] = []  # passages found and new passages, per search
     for query in _queries(passages, searches):
-        texts = _search_in_time(search, query, deadline)
+        texts = _search_in_time(searched, query, deadline)
         if texts is None:
             break
         before = len(passages)
@@ -96,80 +92,22 @@ def _queries(passages: dict[str, None], most: int) -> Iterator[str]:
             yield unused[0]
 
 
-def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | None:
-    """Return the results of a search, or None after the deadline. A hanging search keeps its daemon thread.
+def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[str] | None:
+    """Return the texts that a search finds, or None after the deadline. A hanging search keeps its daemon thread.
 
     Raises:
-        ProfileError: The search failed.
-        ConfigurationError: Its results have no text.
+        ProfileError: The search failed, or its results have no text.
     """
-    job: Any = Start(Call(lambda: list(read_texts(search(query))), None)).run().job
+    search = Call(lambda: [hit.passage.searchable for hit in retriever.search([query], _TOP_K)[0]], None)
+    job: Any = Start(search).run().job
     wait([job], max(deadline - time.monotonic(), 0.0))
     if not job.done():
         return None
     error = job.exception()  # a retriever may raise anything, also SystemExit
-    if isinstance(error, ConfigurationError):
-        raise error
     if error is not None:
         raise ProfileError(
             f"The retriever failed during profiling: {type(error).__name__}: {first_line(error)}",
-            hint="Check that it can be searched, and that its server is running.",
+            hint="Check that it returns a list of strings, documents or nodes, and that its server is running.",
         ) from error
     texts: list[str] = job.result()
     return texts
-
-
-def as_search(retriever: Any) -> Search:
-    """Return a function from a query to search results, which `read_texts` reads.
-
-    Args:
-        retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
-            LlamaIndex, a `Retriever` such as a `PassageIndex`, or a function from a query to passages.
-
-    Raises:
-        ConfigurationError: The object is none of these.
-    """
-    if callable(as_retriever := getattr(retriever, "as_retriever", None)) and not hasattr(
-        retriever, "similarity_search"
-    ):
-        try:
-            retriever = as_retriever(similarity_top_k=_TOP_K)  # an index of LlamaIndex
-        except TypeError:  # another object, whose method takes no options
-            retriever = as_retriever()
-    for method in _SEARCH_METHODS:
-        if callable(search := getattr(retriever, method, None)):
-            return partial(search, k=_TOP_K) if method == "similarity_search" else search
-    if callable(search_batch := getattr(retriever, "search", None)):
-        return lambda query: search_batch([query], _TOP_K)[0]
-    if callable(retriever):
-        function: Search = retriever
-        return function
-    raise ConfigurationError(
-        f"{type(retriever).__name__} cannot be searched.",
-        hint="Pass a retriever, a LangChain vector store, a LlamaIndex index, a PassageIndex, or a function "
-        "from a query to texts.",
-    )
-
-
-def read_texts(results: Any) -> Iterator[str]:
-    """Yield the texts of search results that are strings, documents, nodes or hits; blank texts are skipped.
-
-    Raises:
-        ConfigurationError: The results are something else.
-    """
-    if not isinstance(results, Iterable) or isinstance(results, str | Mapping):
-        raise ConfigurationError(
-            f"A search returned {type(results).__name__} instead of a list of passages.",
-            hint="Return a list of strings, documents or nodes.",
-        )
-    for result in results:
-        inner = getattr(result, "passage", getattr(result, "node", result))
-        texts = [inner, *(getattr(inner, name, None) for name in ("searchable", "page_content", "text"))]
-        text = next((text for text in texts if isinstance(text, str)), None)
-        if text is None:
-            raise ConfigurationError(
-                f"A search result is of type {type(result).__name__}, which has no text.",
-                hint="Return strings, documents or nodes.",
-            )
-        if text.strip():
-            yield text

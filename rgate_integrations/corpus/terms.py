@@ -98,7 +98,7 @@ def _proper_names(
 
 
 def tokenize(text: str) -> list[str]:
-    """Return the words of a text, in order and in lower case, as in `Terms`."""
+    """Return the words of a text, in order and in lower case, divided like those of `Terms`."""
     return [word.lower() for word in _TOKEN.findall(_plain_codes(text))]
 
 
