@@ -180,8 +180,7 @@ class Draft(Frozen):
     def head(self, tokens: int) -> Draft:
         """Return the draft cut to ``tokens`` tokens, or words if it has no tokens; a shorter draft is unchanged.
 
-        Each token is also cut to 32 characters, and a text without tokens to 32 characters for each of its ``tokens``
-        words.
+        Each token is also cut to `MAX_TOKEN_CHARACTERS`, and a text without tokens to ``tokens`` times as many.
 
         With greedy decoding, a shorter draft is the beginning of a longer one, so one long draft serves all gates.
         """
