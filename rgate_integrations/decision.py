@@ -149,7 +149,7 @@ class Draft(Frozen):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether it ended before the answer began, for example while the LLM was thinking."""
+        """Whether the LLM was cut off before its answer began, for example while it was thinking."""
         return not self.text and bool(self.thinking_tokens or not (self.finished or self.tokens))
 
     @model_validator(mode="before")

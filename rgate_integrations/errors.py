@@ -45,7 +45,7 @@ class NoAnswerError(EvidenceError):
 
 
 class ScoreError(RGateError):
-    """A gate returned a score that is not a number in [0, 1], or its model wrote no valid verdict."""
+    """A gate returned a score that is not a number in [0, 1], or its model's reply gives no score."""
 
 
 class ServerError(RGateError, ConnectionError):

@@ -73,7 +73,7 @@ def parse_claims(text: str) -> list[Claim]:
 
 
 def _first(tagged: re.Pattern[str], block: str) -> str | None:
-    """Return the first text in a block that the pattern ``tagged`` finds, on one line; None if missing or empty."""
+    """Return the text that the pattern ``tagged`` finds first in a block, on one line; None if missing or empty."""
     match = tagged.search(block)
     if match is None:
         return None
@@ -81,7 +81,7 @@ def _first(tagged: re.Pattern[str], block: str) -> str | None:
 
 
 def format_claims(claims: Sequence[Claim]) -> str:
-    """Return claims in the format of SlimPLM's training data, sub-questions as claims, too; "" without claims."""
+    """Return claims in the format of SlimPLM's training data, which writes sub-questions like claims; "" for none."""
     blocks = []
     for claim in claims:
         block = f"<Claim({claim.text})>"
@@ -94,6 +94,6 @@ def format_claims(claims: Sequence[Claim]) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Return a text without the beginnings of claim tags, so that quoting it in a prompt cannot plant claims."""
+    """Return a text without openings of tags, such as ``<Query``, so that quoting it in a prompt plants no claims."""
     # The pattern includes everything before the name: otherwise the rest of a nested tag could form a tag again.
     return _MARK.sub(lambda mark: " " if mark["name"] else mark.group(), text)

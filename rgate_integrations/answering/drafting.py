@@ -49,7 +49,7 @@ class Drafter(ABC, Generic[_Prompt]):
 
     @abstractmethod
     def read_draft(self, answer: Any) -> Draft:
-        """Return an answer as a draft."""
+        """Convert one of the answers that `ask` returns, not an exception, to a draft."""
 
     @abstractmethod
     def private_texts(self, prompt: _Prompt) -> Iterable[object]:

@@ -263,7 +263,7 @@ class BufferedAnswer(ABC):
         yield from self.close()
 
     def stream(self) -> Generator[Any]:
-        """Release the answer chunk by chunk: the held ones, then the new ones."""
+        """Yield the chunks of the answer: those held back, then new ones; close the stream at the end."""
         try:
             while (chunk := run(self._next_chunk())) is not END:
                 yield chunk
@@ -272,7 +272,7 @@ class BufferedAnswer(ABC):
             run(self.flush_events())
 
     async def astream(self) -> AsyncGenerator[Any]:
-        """Release the answer chunk by chunk: the held ones, then the new ones."""
+        """Yield the chunks of the answer: those held back, then new ones; close the stream at the end."""
         try:
             while (chunk := await arun(self._next_chunk())) is not END:
                 yield chunk
@@ -281,7 +281,7 @@ class BufferedAnswer(ABC):
             await arun(self.flush_events())
 
     def drain(self) -> Step:
-        """Return a step that releases the answer; its result is the list of all chunks."""
+        """Return a step that reads the answer to its end; its result is the list of all chunks, held ones first."""
         return Call(lambda: list(self.stream()), self._adrain)
 
     async def _adrain(self) -> list[Any]:

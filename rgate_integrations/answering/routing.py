@@ -318,7 +318,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = item.passages
 
     def _begin_search(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Start the search unless it has started; if decisions say where to search, only for inputs that have one."""
+        """Start the search unless it has started. If decisions say where to search, leave out inputs without one."""
         if self.strategy.chooses_corpus:
             inputs = [item for item in inputs if item.latest_decision is not None]
         if self.search_task is None and inputs:
@@ -361,16 +361,16 @@ class QuestionCall(RoutedCall[RoutedInput]):
         self.request = request
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Return the only input's decision by the question gate."""
+        """Return a list with the question gate's decision about the only input."""
         return (yield from self.screen())
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
-        """Return the only input's decision by the question gate."""
+        """Return a list with the question gate's decision about the only input."""
         gate: Decider = self.strategy.question_gate
         return (yield from gate.flow([self.request]))
 
     def judge(self, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the decision of `Strategy.judge` about the only input's question and draft."""
+        """Return a list with the decision of `Strategy.judge` about the only input's question and draft."""
         judge: Decider = self.strategy.judge
         return (yield from judge.flow([attach_draft(self.request, item.draft) for item in inputs]))
 

@@ -55,7 +55,7 @@ def sample_texts(texts: Iterable[str], most: int) -> Sample:
 
 
 def overlap(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """Estimate the Jaccard index of two corpora, in [0, 1], from their sketches."""
+    """Estimate, from two sketches, which share of two corpora's passages is in both, in [0, 1] (Jaccard index)."""
     smallest = sorted({*one, *other})[: max(len(one), len(other))]
     return len({*smallest} & {*one} & {*other}) / max(len(smallest), 1)
 

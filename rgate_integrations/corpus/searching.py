@@ -74,7 +74,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
 
 
 def _queries(passages: dict[str, None], most: int) -> Iterator[str]:
-    """Yield distinct queries: the shipped ones, then sentences of the passages found so far."""
+    """Yield at most ``most`` distinct queries: the shipped ones, then sentences of ``passages``, which may grow."""
     asked = set(_FIRST_QUERIES)
     yield from _FIRST_QUERIES[:most]
     used = 0

@@ -85,7 +85,7 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
 def _proper_names(
     passages: Sequence[str], counts: Counter[str], total: int, encoder: Encoder
 ) -> Iterator[str]:
-    """Yield words that are always capitalised, frequent here, and rare elsewhere: products and companies."""
+    """Yield names of products and companies: always capitalised, frequent in these passages, and rare elsewhere."""
     capitalised = Counter(word for passage in passages for word in _CAPITALISED.findall(passage))
     if capitalised.total() > _MAX_CAPITALISED * total:
         return
@@ -103,7 +103,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def _plain_codes(text: str) -> str:
-    """Return a text whose codes have plain letters and hyphens, however they are written."""
+    """Return a text with plain letters, digits and hyphens in its codes: ``E-41`` for a full-width one."""
     return plain_text(_SMALL.sub(" ", text)).translate(_HYPHENS)
 
 
