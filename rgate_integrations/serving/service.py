@@ -222,6 +222,5 @@ def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]
     )
     (decision,) = yield from gate.flow([request])
     if item.passages:
-        threshold = None if item.threshold is None else decision.threshold
-        decision = decide_with_passages(decision, item.passages, LookFirst(), direct_threshold=threshold)
+        decision = decide_with_passages(decision, item.passages, LookFirst(), direct_threshold=item.threshold)
     return decision
