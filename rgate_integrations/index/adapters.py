@@ -70,7 +70,8 @@ class SearchFunction:
         hits = []
         for query in queries:
             results = self.function(query, k)
-            if isinstance(results, str | Mapping):  # such as the answer of a chain
+            # A string or a mapping may be a chain's answer.
+            if not isinstance(results, Iterable) or isinstance(results, str | Mapping):
                 raise TypeError(f"The search returned a {type(results).__name__}, not a list of passages.")
             # Some retrievers return a fixed number of results, so we cut the list here.
             hits.append([as_hit(result, query) for result in results][:k])
