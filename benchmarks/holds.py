@@ -23,7 +23,6 @@ from sklearn.linear_model import LogisticRegression
 from rgate_integrations.gates.passage_utility import (
     FILE,
     READ,
-    SEARCH_FEATURES,
     PassageUtilityModel,
     search_features,
 )
@@ -170,7 +169,6 @@ class Rows:
         fitted.fit((features - mean) / scale, table.holds, sample_weight=table.weight)
         weights = fitted.coef_[0] / scale
         return PassageUtilityModel(
-            features=SEARCH_FEATURES,
             weights=tuple(weights.tolist()),
             bias=float(fitted.intercept_[0] - weights @ mean),
             reading=READING,

@@ -31,7 +31,6 @@ def answer_to(question):
 
 # P(the passages hold the answer) is near 1 where they have all words of a question, and near 0 where they have none.
 COVERED = PassageUtilityModel(
-    features=SEARCH_FEATURES,
     weights=tuple(20.0 if name == "cover_best" else 0.0 for name in SEARCH_FEATURES),
     bias=-10.0,
     reading=0.9,

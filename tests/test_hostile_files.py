@@ -22,7 +22,6 @@ from rgate_integrations.errors import DataFormatError, ModelLoadError, RGateErro
 from rgate_integrations.gates.ability import read_measured
 from rgate_integrations.gates.folder import read_gate, save_gate, tuned_files
 from rgate_integrations.gates.papers.baselines import LabelledQuestions
-from rgate_integrations.gates.passage_utility import read_utility_model
 from rgate_integrations.gates.registry import saved_gate
 from rgate_integrations.gates.rules import Rules
 from rgate_integrations.index import read_passages
@@ -402,7 +401,6 @@ def test_what_is_no_regular_file_or_too_large_is_not_read(gate_folder, name, kin
 
 def test_every_reader_of_whole_files_refuses_pipes_and_devices(tmp_path):
     os.mkfifo(tmp_path / "ability.json")
-    os.mkfifo(tmp_path / "helps.json")
     for path in (tmp_path / "ability.json", Path("/dev/zero")):
         for read in (
             read_file,
@@ -412,8 +410,6 @@ def test_every_reader_of_whole_files_refuses_pipes_and_devices(tmp_path):
         ):
             with pytest.raises((OSError, DataFormatError)):
                 read(path)
-    with pytest.raises(ModelLoadError):
-        read_utility_model(tmp_path)
     with pytest.raises(ModelLoadError):
         read_measured(tmp_path)
     for line in (read_passages, read_questions):

@@ -1,6 +1,5 @@
 """Search as evidence, P(helps), and the three outcomes."""
 
-import json
 
 import numpy as np
 import pytest
@@ -14,21 +13,19 @@ from rgate_integrations.answering.look_first import (
     estimate_p_helps,
 )
 from rgate_integrations.decision import Failure, Override
-from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import (
-    FILE,
     READ,
     SEARCH_FEATURES,
     FoundPassage,
     PassageUtilityModel,
-    read_utility_model,
     search_features,
     tokenize,
-    weight_of,
+    word_weights,
 )
 from tests.begun_answers import COVERED
 
-MET = weight_of("met")
+MET = word_weights().get("met", 1.0)
 
 
 # --- the evidence ------------------------------------------------------------------------------------------
@@ -40,8 +37,10 @@ def test_words_are_lower_case_and_singular_and_rare_ones_weigh_more():
     # Without spaces between words, each character counts: no passage has the question's whole clause.
     assert tokenize("重置X200密码?") == {"重", "置", "x200", "密", "码"}
     assert tokenize("それはモーター・カバーですか？") == {"モーター", "カバー"}, "particles are in every text"
-    assert weight_of("the") == 0.0
-    assert 0 < weight_of("state") < weight_of("lake") < weight_of("zorba") == 1.0
+    weights = word_weights()
+    assert weights["the"] == 0.0
+    assert 0 < weights["state"] < weights["lake"] < 1.0
+    assert "zorba" not in weights
 
 
 @pytest.mark.parametrize(
@@ -87,43 +86,30 @@ def test_features_by_hand(question, passages, expected):
 
 # --- the model ---------------------------------------------------------------------------------------------
 
-MODEL = PassageUtilityModel(features=("a", "b"), weights=(2.0, -1.0), bias=0.5, reading=0.8, distraction=0.25)
+MODEL = PassageUtilityModel(weights=(2.0, -1.0, 0.0, 0.0, 0.0), bias=0.5, reading=0.8, distraction=0.25)
 
 
 def test_p_helps_by_hand():
-    holds = MODEL.p_contains_answer(np.array([[0.0, 0.5], [1.0, 2.5]]))
+    features = np.zeros((2, len(SEARCH_FEATURES)))
+    features[:, :2] = [[0.0, 0.5], [1.0, 2.5]]
+    holds = MODEL.p_contains_answer(features)
     assert holds == pytest.approx([0.5, 0.5])
     # Half the time it reads the answer, half the time three quarters of what it knows are left.
     assert MODEL.p_helps(holds, np.array([0.0, 0.4])) == pytest.approx([0.4, 0.55])
-    extreme = PassageUtilityModel(features=("a",), weights=(1e30,), bias=0.0, reading=1.0, distraction=0.0)
-    assert extreme.p_contains_answer(np.array([[-1e30], [0.0], [1e30]])) == pytest.approx([0, 0.5, 1])
-
-
-def test_a_model_is_saved_and_read(tmp_path):
-    (tmp_path / FILE).write_text(MODEL.model_dump_json())
-    assert read_utility_model(tmp_path) == MODEL
+    extreme = MODEL.model_copy(update={"weights": (1e30, 0.0, 0.0, 0.0, 0.0), "bias": 0.0})
+    features = np.zeros((3, len(SEARCH_FEATURES)))
+    features[:, 0] = [-1e30, 0.0, 1e30]
+    assert extreme.p_contains_answer(features) == pytest.approx([0, 0.5, 1])
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"format": 2}, "Input should be 1"),
-        ({"weights": [1.0]}, "1 weights do not match 2 features"),
-        ({"bias": float("nan")}, "finite"),
-        ({"reading": 2.0}, "less than or equal to 1"),
-        ({"more": 1}, "Extra inputs"),
-        ("", "cannot be read"),
-        ("[]", "cannot be read"),
-        ("[" * 100_000, "cannot be read"),
-    ],
+    "change",
+    [{"format": 2}, {"weights": (1.0,)}, {"bias": float("nan")}, {"reading": 2.0}, {"more": 1}],
+    ids=lambda change: "".join(change),
 )
-def test_a_file_that_makes_no_sense_is_refused(tmp_path, change, said):
-    text = change if isinstance(change, str) else json.dumps(MODEL.model_dump() | change)
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(ModelLoadError, match=said):
-        read_utility_model(tmp_path)
-    with pytest.raises(ModelLoadError, match=r"read_utility_model\('look-first'\)"):
-        read_utility_model("nowhere")
+def test_a_model_that_makes_no_sense_is_refused(change):
+    with pytest.raises(ValueError, match="".join(change)):
+        PassageUtilityModel(**MODEL.model_dump() | change)
 
 
 def test_the_shipped_model_reads_this_evidence_and_follows_no_instructions():
@@ -131,7 +117,6 @@ def test_the_shipped_model_reads_this_evidence_and_follows_no_instructions():
         found = [FoundPassage(text, title)] * 5
         return estimate_p_helps("Who wrote the Zorba quartet?", found, 0.3, LookFirst())
 
-    assert read_utility_model().features == SEARCH_FEATURES
     beside = helps("Clouds form when vapour cools and meets small particles.", "Cloud")
     # It helps if it covers the question, and distracts otherwise.
     assert helps("The Zorba quartet was written by Mikis Quixote in 1964.", "Zorba quartet") > 0.3 > beside
@@ -306,8 +291,7 @@ def test_an_override_settles_whatever_was_found(override, found):
         (LookFirst, {"min_gain": float("nan")}, "min_gain"),
         (LookFirst, {"abstain_below": -0.1}, "abstain_below"),
         (LookFirst, {"on_abstain": "ask"}, "on_abstain"),
-        (LookFirst, {"model": MODEL}, "with the features cover_first"),
-        (LookFirst, {"model": "look-first"}, "must be a PassageUtilityModel"),
+        (LookFirst, {"model": "look-first"}, "must be a PassageUtilityModel, not str"),
         (LookFirst, {"min_gain": "a"}, "min_gain must be a number"),
         *((AnswerFirst, {"tokens": tokens}, "tokens must be") for tokens in (0, 2.5, "8", True, None)),
         (AnswerFirst, {"answer_above": "high"}, "answer_above='high' must be numbers"),

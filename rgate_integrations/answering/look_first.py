@@ -18,7 +18,6 @@ from rgate_integrations.decision import Decision, Outcome, Override, to_float
 from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import (
-    SEARCH_FEATURES,
     FoundPassage,
     PassageUtilityModel,
     read_utility_model,
@@ -68,7 +67,7 @@ class LookFirst(RoutingOptions):
         model: The model of P(helps), a `PassageUtilityModel`; the shipped one when None.
 
     Raises:
-        ConfigurationError: A value is invalid or out of range, or the model was made for other features.
+        ConfigurationError: A value is invalid or out of range.
     """
 
     argument = "look_first"
@@ -87,11 +86,10 @@ class LookFirst(RoutingOptions):
             raise ConfigurationError(
                 f"on_abstain cannot be {self.on_abstain!r}.", hint='Use "retrieve" or "direct".'
             )
-        if self.model is not None and getattr(self.model, "features", None) != SEARCH_FEATURES:
+        if not isinstance(self.model, PassageUtilityModel | None):
             raise ConfigurationError(
-                f"model= must be a PassageUtilityModel with the features {', '.join(SEARCH_FEATURES)}.",
-                hint="Leave out model= to use the shipped one. A folder needs read_utility_model(folder); a model "
-                "with other features must be fitted again with this version.",
+                f"model= must be a PassageUtilityModel, not {type(self.model).__name__}.",
+                hint="Leave out model= to use the shipped model.",
             )
 
 

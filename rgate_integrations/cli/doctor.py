@@ -148,9 +148,8 @@ def gates(
 
 def _say_ability(llm: str, as_json: bool) -> None:
     """Print the ability that is assumed for an LLM, and why."""
-    from rgate_integrations.gates.ability import check_llm_name, resolve_ability
+    from rgate_integrations.gates.ability import resolve_ability
 
-    check_llm_name(llm)
     ability, warning = resolve_ability(llm)
     if as_json:
         print_json({"name": llm, **asdict(ability), "warning": warning})

@@ -104,7 +104,7 @@ def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
         if score is None or score.corpora or score.override is None or not score.override.retrieve:
             continue
         unruled = Evidence(item.request)
-        (piece,) = context.part([unruled]).find(verdict)
+        (piece,) = replace(context, evidence=[unruled]).find(verdict)
         if isinstance(piece, Piece):
             score = replace(score, p_covered=piece.value.p_covered, corpora=piece.value.corpora)
             item.pieces[verdict] = Piece(score, unruled.cost)

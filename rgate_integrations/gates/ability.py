@@ -94,13 +94,21 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
 
     Args:
         name: The name as a provider, a server, a file or a framework writes it; may be empty.
-        folders: Whether the name may be a folder, which is allowed only if the user gave it.
+        folders: Whether the name may be a folder. Only a name that the user gave may: a server's name for its model
+            may be a path on another machine.
 
     Raises:
+        ConfigurationError: The name may be a folder and starts with ``./``, ``../`` or ``~``, but does not exist.
         ModelLoadError: The folder's measurement cannot be read.
     """
     if not name.strip():
         return _DEFAULT, ""
+    is_path = folders and name.startswith(("./", "../", ".\\", "..\\", "~"))
+    if is_path and not os.path.exists(find_folder(name)):  # a mistyped folder, not the name of an LLM
+        raise ConfigurationError(
+            f"The folder {name!r} does not exist.",
+            hint="Use the name of an LLM, or a folder made by `rgate ability`.",
+        )
     measured = read_measured(name) if folders else None
     if measured is not None:
         return measured, ""
@@ -125,21 +133,6 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
         f"Nothing is known about the LLM {name!r}, so it is judged {basis}. Pass the name of its model as llm_name=, "
         "or measure it in a minute: rgate ability."
     )
-
-
-def check_llm_name(name: str) -> None:
-    """Reject a path like ``./mine`` that does not exist: it is a mistyped folder, not the name of an LLM.
-
-    Only for names that the user gives, because a server's name for its model may be a path on another machine.
-
-    Raises:
-        ConfigurationError: The name starts with ``./``, ``../`` or ``~``, and does not exist.
-    """
-    if name.startswith(("./", "../", ".\\", "..\\", "~")) and not os.path.exists(find_folder(name)):
-        raise ConfigurationError(
-            f"The folder {name!r} does not exist.",
-            hint="Use the name of an LLM, or a folder made by `rgate ability`.",
-        )
 
 
 def least_capable(names: Iterable[str]) -> str:

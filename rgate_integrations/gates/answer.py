@@ -74,7 +74,7 @@ class AnswerGate(Gate):
     @model_validator(mode="before")
     @classmethod
     def _share_proxy(cls, values: Any) -> Any:
-        return share_with_inner(values, "answer")
+        return share_with_inner(values, "answer", ["proxy"])
 
     def model_post_init(self, context: Any) -> None:
         """Use the heads' second model, the reader, for every English question that turns on a fact.

@@ -243,9 +243,9 @@ class KindHead:
             )
 
     @property
-    def states_shape(self) -> tuple[int, int]:
-        """The shape of a segment's states: (layers, hidden size)."""
-        return len(self.layers), (self.hidden.shape[1] - LAYOUT) // len(self.layers)
+    def hidden_size(self) -> int:
+        """The size of each hidden state."""
+        return int(self.hidden.shape[1] - LAYOUT) // len(self.layers)
 
     def logits(self, states: AnyStates, layout: AnyStates) -> Float64Array:
         """Return the logit of each kind for each of n segments, shape (n, K).

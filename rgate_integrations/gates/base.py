@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import PlainSerializer, ValidationError
 
 from rgate_integrations.decision import Cost, Draft, Frozen, Outcome, Override, Threshold
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError, no_answer
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.models.base import Proxy
@@ -272,24 +272,24 @@ InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
 """A gate inside another one; `load_gate` accepts a name, a folder or a config for it."""
 
 
-def share_with_inner(values: Any, inner_field: str, *defaults: str) -> Any:
+def share_with_inner(values: Any, inner_field: str, shared: Sequence[str], *defaults: str) -> Any:
     """Return a gate's parameters, completed with those that it shares with its inner gate; for validators.
 
-    Both have the same proxy: the outer gate's if given, or else the inner gate's. Without an inner gate,
-    nothing changes.
+    Without an inner gate, nothing changes.
 
     Args:
         values: The parameters.
         inner_field: Name of the inner gate's field.
+        shared: Names of the fields that both gates have in common: the outer gate's value if it is given, or else
+            the inner gate's.
         *defaults: Names of other fields whose default is the inner gate's value.
     """
     inner = values.get(inner_field) if isinstance(values, dict) else None
     if not isinstance(inner, Gate):
         return values
-    if isinstance(values.get("proxy"), str):
-        inner = inner.replace(proxy=values["proxy"])
-    shared = {name: getattr(inner, name) for name in defaults}
-    return {**shared, **values, inner_field: inner, "proxy": inner.proxy}
+    inner = inner.replace(**{name: values[name] for name in shared if name in values})
+    inherited = {name: getattr(inner, name) for name in (*shared, *defaults)}
+    return {**inherited, **values, inner_field: inner}
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +322,7 @@ class ScoreSpec(EvidenceSpec[Score]):
             for spec in self.gate.look_closer(evidence):
                 closer.setdefault(spec, []).append(evidence)
         for spec, some in closer.items():
-            context.part(some).find(spec)
+            replace(context, evidence=some).find(spec)
         pieces: list[Piece[Score] | Exception] = []
         for evidence in context.evidence:
             try:
@@ -332,8 +332,6 @@ class ScoreSpec(EvidenceSpec[Score]):
         return pieces
 
     def _score(self, evidence: Evidence) -> Score:
-        drafts = [spec for spec in expand_specs(self.gate.specs) if spec.reads_draft]
-        check_answers([evidence[spec] for spec in drafts if spec in evidence.pieces])
         proxy = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")
         warnings = _check_model(self.gate, proxy)
         score = self.gate.score(evidence)
@@ -346,17 +344,6 @@ class ScoreSpec(EvidenceSpec[Score]):
             )
         warnings = tuple(dict.fromkeys((*score.warnings, *warnings)))
         return replace(score, p_known=min(max(p, 0.0), 1.0), warnings=warnings)
-
-
-def check_answers(drafts: Sequence[Any]) -> None:
-    """Reject drafts that are not answers, because they say nothing about the LLM's knowledge.
-
-    Raises:
-        NoAnswerError: A draft is empty, a refusal, or a tool call.
-    """
-    for draft in drafts:
-        if isinstance(draft, Draft) and draft.non_answer:
-            raise no_answer(draft.non_answer, thinking=draft.is_cut_off)
 
 
 def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class CalibratedGate(Gate):
     @model_validator(mode="before")
     @classmethod
     def _share_parameters(cls, values: Any) -> Any:
-        return share_with_inner(values, "inner", "threshold")
+        return share_with_inner(values, "inner", ["proxy"], "threshold")
 
     @property
     def specs(self) -> Specs:

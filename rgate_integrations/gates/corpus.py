@@ -10,7 +10,7 @@ from pydantic import Field, PlainSerializer, model_validator
 
 from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.base import Gate, InnerGate, Score, ScoreSpec, Specs
+from rgate_integrations.gates.base import Gate, InnerGate, Score, ScoreSpec, Specs, share_with_inner
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.vectors import VectorSpec
 from rgate_integrations.gates.heads import HeadsGate
@@ -93,14 +93,8 @@ class CorpusGate(Gate):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_inner_options(cls, values: Any) -> Any:
-        match values:
-            case {"inner": Gate() as inner}:
-                inner = inner.replace(
-                    **{name: values[name] for name in ("threshold", "proxy") if name in values}
-                )
-                return {**values, "inner": inner, "threshold": inner.threshold, "proxy": inner.proxy}
-        return values
+    def _share_parameters(cls, values: Any) -> Any:
+        return share_with_inner(values, "inner", ["threshold", "proxy"])
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

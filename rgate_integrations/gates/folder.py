@@ -140,12 +140,12 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
         for field, value in list(part.items()):
             if isinstance(value, np.ndarray):
                 arrays[prefix + field] = np.ascontiguousarray(part.pop(field))
-    files: dict[str, bytes | str] = {CARD: model_card(gate, name)}
+    weights = save(arrays) if arrays else adapter
+    digest = hashlib.sha256(weights).hexdigest() if weights else ""
+    config = json_text({"format": FORMAT, **content, "weights_sha256": digest})
+    files: dict[str, bytes | str] = {CARD: model_card(gate, name), CONFIG: config}
     if arrays:
-        files[WEIGHTS] = save(arrays)
-    weights = files.get(WEIGHTS, adapter)
-    digest = hashlib.sha256(weights).hexdigest() if isinstance(weights, bytes) and weights else ""
-    files[CONFIG] = json_text({"format": FORMAT, **content, "weights_sha256": digest})
+        files[WEIGHTS] = weights
     return files
 
 

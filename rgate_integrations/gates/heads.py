@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
-from rgate_integrations.gates.ability import Ability, check_llm_name, resolve_ability
+from rgate_integrations.gates.ability import Ability, resolve_ability
 from rgate_integrations.gates.artifacts import HeadsArtifact, p_answered
 from rgate_integrations.gates.base import USER_SOURCES, Gate, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
@@ -23,8 +23,8 @@ from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.letters import find_original
 from rgate_integrations.runtime.segments import QUESTION_MARKS
 
-_log = logging.getLogger("rgate_integrations")
-_warn_once = lru_cache(maxsize=256)(_log.warning)  # bounded, because clients of a server may send any name
+# Bounded, because clients of a server may send any name.
+_warn_once = lru_cache(maxsize=256)(logging.getLogger("rgate_integrations").warning)
 _MAX_SHOWN = 80  # characters of a segment in a reason
 # In a request with more questions, the heads may miss the one that needs a search, so it retrieves.
 _MAX_QUESTIONS = 8
@@ -94,11 +94,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return values  # pydantic rejects a gate of another class, and a name that is not text
         ability, name = values.get("ability"), values.get("llm_name", "")
         if ability is None:
-            is_users = not values.get("llm_name_source")
-            if is_users:
-                check_llm_name(name)
             # Only the user may name a folder: a detected name may come from anyone.
-            ability, warning = resolve_ability(name, folders=is_users)
+            ability, warning = resolve_ability(name, folders=not values.get("llm_name_source"))
             if warning:
                 _warn_once(warning)
         if ability == resolve_ability("")[0]:
@@ -155,11 +152,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return (self._reader_spec,) if if_unknown < threshold <= if_known else ()
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the kinds of the segments, and by the probability that the LLM knows the fact.
-
-        Raises:
-            ModelLoadError: The states are not those of the models that the heads were trained on.
-        """
+        """Score by the kinds of the segments, and by the probability that the LLM knows the fact."""
         states, shares = [evidence[spec] for spec in self.specs]
         kinds, texts = self.trained.segments.kinds, states.texts
         known, is_news = self._p_fact_known(evidence)
@@ -197,10 +190,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         trained = self.trained
         theta, sd = self._ability
         facts, states = trained.first_facts, evidence[self.specs[0]].whole
-        self.check_states(states, facts.known_weight.shape)
         if self._reader_spec in evidence.pieces:
             facts, states = trained.facts, evidence[self._reader_spec].whole
-            self.check_states(states, facts.known_weight.shape, facts.base_model)
         elif not trained.is_english(states):
             theta += _FOREIGN_PENALTY
         return facts.p_fact_known(states[None], theta, sd), bool(facts.about_news(states[None])[0])
@@ -275,12 +266,14 @@ class KindsSpec(EvidenceSpec[Float64Array]):
         return hash(self.states)
 
     def compute(self, context: Context) -> list[Piece[Float64Array]]:
-        """Return the probabilities of the kinds for the segments of each request."""
+        """Return the probabilities of the kinds for the segments of each request.
+
+        Raises:
+            ModelLoadError: The states are not from the model that the heads were trained on.
+        """
         trained, pieces = self.gate.trained, []
-        layers, size = trained.segments.states_shape
         for request in context.get(self.states):
-            extra = len(trained.context_layers) if request.in_context else 0
-            self.gate.check_states(request.segments[0], (layers + extra, size))
+            self.gate.check_states(request.segments, trained.segments.hidden_size)
             kinds = trained.kind_probabilities(
                 request.segments, request.layout, in_context=request.in_context
             )

@@ -11,23 +11,18 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rgate_integrations.decision import Finite, Frozen, Probability
-from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import SHIPPED, find_folder, read_file
+from rgate_integrations.runtime.files import SHIPPED
 from rgate_integrations.runtime.letters import IDEOGRAPHS
-from rgate_integrations.runtime.records import first_problem
-
-DEFAULT = "look-first"
-"""Name of the shipped model of P(helps)."""
 
 FILE = "helps.json"
 """Name of the model's file in its folder."""
@@ -78,8 +73,7 @@ class PassageUtilityModel(Frozen):
 
     Attributes:
         format: Format of the file.
-        features: Names of the features, in order.
-        weights: Weight of each feature.
+        weights: Weights of the features, in the order of `SEARCH_FEATURES`.
         bias: Added to the weighted sum; the result is the logit of P(the passages contain the answer).
         reading: P(correct) in [0, 1] if the passages contain the answer.
         distraction: Share in [0, 1] of its knowledge that the LLM loses if they do not.
@@ -87,24 +81,17 @@ class PassageUtilityModel(Frozen):
     """
 
     format: Literal[1] = 1
-    features: tuple[str, ...]
-    weights: tuple[Finite, ...]
+    weights: tuple[Finite, Finite, Finite, Finite, Finite]
     bias: Finite
     reading: Probability
     distraction: Probability
     provenance: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _check_weights(self) -> PassageUtilityModel:
-        if len(self.features) != len(self.weights):
-            raise ValueError(f"{len(self.weights)} weights do not match {len(self.features)} features.")
-        return self
-
     def p_contains_answer(self, features: Float64Array) -> Float64Array:
         """Return P(the passages contain the answer), shape (n,).
 
         Args:
-            features: Shape (n, features).
+            features: `search_features` of each of n questions, shape (n, 5).
         """
         return sigmoids(features @ np.array(self.weights) + self.bias)
 
@@ -118,24 +105,10 @@ class PassageUtilityModel(Frozen):
         return p_contains_answer * self.reading + (1 - p_contains_answer) * (1 - self.distraction) * p_known
 
 
-@lru_cache(maxsize=8)
-def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
-    """Read a saved model; cached.
-
-    Args:
-        name: A local folder, or the name of the shipped model.
-
-    Raises:
-        ModelLoadError: The file is missing, unreadable, invalid or of a newer version.
-    """
-    folder = SHIPPED / name if name == DEFAULT else find_folder(name)
-    try:
-        return PassageUtilityModel.model_validate_json(read_file(folder / FILE))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(
-            f"The model that estimates P(helps), in {str(name)!r}, cannot be read: {first_problem(error)}",
-            hint=f"Check the folder, or use the shipped model, read_utility_model({DEFAULT!r}).",
-        ) from error
+@cache
+def read_utility_model() -> PassageUtilityModel:
+    """Read the shipped model; cached."""
+    return PassageUtilityModel.model_validate_json((SHIPPED / "look-first" / FILE).read_bytes())
 
 
 def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64Array:
@@ -155,7 +128,7 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
         names but the question does not.
     """
     asked = tokenize(question)
-    weights = {word: weight_of(word) for word in asked - _STOPWORDS}
+    weights = {word: word_weights().get(word, 1.0) for word in asked - _STOPWORDS}
     texts: list[frozenset[str]] = []
     titles: list[frozenset[str]] = []
     for passage in passages[:READ]:
@@ -182,14 +155,12 @@ def tokenize(text: str) -> frozenset[str]:
     return frozenset(_PLURAL.sub("", word) for word in _WORD.findall(text.casefold()))
 
 
-def weight_of(word: str) -> float:
-    """Return the weight of a word, from 0 for the most common one in English to 1 for rare ones."""
-    return _common().get(word, 1.0)
+@cache
+def word_weights() -> dict[str, float]:
+    """Return the weights of common English words, from 0 for the most common one; all are below 1.
 
-
-@lru_cache(maxsize=1)
-def _common() -> dict[str, float]:
-    """Return the weights of common words: log(rank) / log(number of words + 1), so that all are below 1."""
+    The weight is log(rank) / log(number of words + 1). Rarer words, which are left out, count as 1.
+    """
     ranked = _COMMON.read_text(encoding="utf-8").split()
     last = math.log(len(ranked) + 1)
     return {word: math.log(rank) / last for rank, word in enumerate(ranked, start=1)}

@@ -10,7 +10,6 @@ import numpy as np
 from rgate_integrations.decision import Finite, Frozen
 from rgate_integrations.runtime.arrays import Float64Array
 
-Method = Literal["platt", "none"]
 _EDGE = 1e-6  # keeps logits within ±14
 
 
@@ -23,13 +22,13 @@ class ProbabilityMap(Frozen):
         intercept: Added to the scaled logit, for ``"platt"``.
     """
 
-    method: Method = "none"
+    method: Literal["platt", "none"] = "none"
     slope: Finite = 1.0
     intercept: Finite = 0.0
 
     def __call__(self, p: float) -> float:
         """Map one score in [0, 1]; NaN stays NaN."""
-        if self.method == "none" or math.isnan(p):
+        if self.method == "none":
             return p
         return sigmoid(self.slope * logit(p) + self.intercept)
 

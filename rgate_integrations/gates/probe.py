@@ -55,11 +55,11 @@ class ProbeGate(TrainedGate):
         """Score by the calibrated probe and, if it uses them, the draft's log-probabilities.
 
         Raises:
-            ModelLoadError: The shapes of states and weights differ, so the states are from another model.
+            ModelLoadError: The states are not from the model that the gate was trained on.
         """
         trained = self.trained
         states, *drafts = [evidence[spec] for spec in self.specs]
-        self.check_states(states, trained.weight.shape)
+        self.check_states(states, trained.weight.shape[-1])
         logit = float(np.sum(trained.weight * states)) + trained.bias
         logit = trained.slope * logit + trained.intercept
         draft, inputs = (drafts[0], "question and draft") if drafts else (None, "question")

@@ -79,9 +79,9 @@ class RemoteGate(NamedLLMGate):
         """
         decision = evidence[ServedDecisionSpec(self)]
         if decision.error is not None:
-            failed = decision.error
             raise EvidenceError(
-                f"The server's gate failed: {failed.type}: {failed.message}", hint=failed.hint
+                f"The server's gate failed: {decision.error.type}: {decision.error.message}",
+                hint=decision.error.hint,
             )
         override, reason = decision.override, decision.reason
         if override is not None:  # the engine prepends it again

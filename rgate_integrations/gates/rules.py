@@ -224,8 +224,7 @@ def _match_rule(rule: Rule, request: Request) -> str:
         return f"the pattern {rule.pattern!r}." if rule.search(request.question) else ""
     if isinstance(rule, str):
         return ""
-    arguments: tuple[Any, ...] = (request.question, request.metadata)
-    arguments = arguments[: len(inspect.signature(rule).parameters)]
+    arguments = (request.question, request.metadata)[: len(inspect.signature(rule).parameters)]
     return f"{getattr(rule, '__name__', type(rule).__name__)} returned true." if rule(*arguments) else ""
 
 

@@ -67,22 +67,21 @@ class TrainedGate(Gate):
         kept = {name: value for name, value in self.__dict__.items() if name not in of_artifact}
         return self.from_parameters({**kept, **parameters})
 
-    def check_states(self, states: Float32Array, shape: tuple[int, ...], base_model: str = "") -> None:
-        """Reject hidden states whose shape does not match the weights.
+    def check_states(self, states: Float32Array, size: int) -> None:
+        """Reject hidden states of another size than that of the model that the gate was trained on.
 
         Args:
-            states: The states.
-            shape: Shape of the weights.
-            base_model: The model that the weights were trained on; empty for the gate's.
+            states: The states, shape (..., hidden size).
+            size: The hidden size of that model.
 
         Raises:
-            ModelLoadError: The shapes differ, so the states come from another model.
+            ModelLoadError: The sizes differ, so the states come from another model.
         """
-        if states.shape != shape:
-            base = base_model or self.trained.base_model
+        if states.shape[-1] != size:
+            base = self.trained.base_model
             raise ModelLoadError(
-                f"The gate {self.artifact!r} was trained on {base!r} (states of shape {shape}), but this model "
-                f"gives states of shape {states.shape}.",
+                f"The gate {self.artifact!r} was trained on {base!r}, whose hidden states have the size {size}, but "
+                f"those of this model have the size {states.shape[-1]}.",
                 hint=f"Load it with proxy={base!r}, or train a gate for this model.",
             )
 

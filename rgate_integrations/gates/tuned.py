@@ -82,11 +82,11 @@ class TunedGate(TrainedGate):
 
         Raises:
             EvidenceError: The partial answer has no log-probabilities.
-            ModelLoadError: The shapes of states and weights differ, so the states are from another model.
+            ModelLoadError: The states are not from the model that the gate was trained on.
         """
         trained = self.trained
         prior, states, *drafts = [evidence[spec] for spec in self.specs]
-        self.check_states(states, trained.weight.shape)
+        self.check_states(states, trained.weight.shape[-1])
         corrected = trained.slope * logit(prior.p_known) + trained.bias
         corrected += float(np.sum(trained.weight.astype(np.float64) * states))
         draft, inputs = (

@@ -9,8 +9,9 @@ help are recognised in any language, by their similarity to a few examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby, islice
 
 from rgate_integrations.decision import Request
 from rgate_integrations.gates.base import Gate
@@ -263,10 +264,10 @@ def join_user_turns(request: Request) -> Request:
     >>> join_user_turns(Request("Thanks!", ["assistant: Hi!", "user: When is it due?"])).question
     'When is it due?\nThanks!'
     """
-    before, turns = _split_last_user_turns(request.history)
-    if not turns:
+    if not request.history or not request.history[-1].startswith(_USER):
         return request
-    return replace(request, question="\n".join([*turns, request.question]), history=before)
+    turns, before = next(_user_turns(request.history))
+    return replace(request, question=f"{turns}\n{request.question}", history=before)
 
 
 def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
@@ -276,12 +277,9 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     kind = kinds.get(request.question, OTHER)
     # A retry repeats the latest question that is not itself a retry or remark, however far back it is.
     if kind == RETRY:
-        before = request.history
-        while before:
-            before, turns = _split_last_user_turns(_without_answer(before))
-            question = "\n".join(turns)
-            if turns and kinds.get(question, OTHER) == OTHER:
-                return replace(request, question=f"{question}\n{request.question}", history=before)
+        for turns, before in _user_turns(request.history):
+            if kinds.get(turns, OTHER) == OTHER:
+                return replace(request, question=f"{turns}\n{request.question}", history=before)
     question = _question_before(request)
     is_open = kinds.get(question) == OPEN
     # Thanks and edits are complete by themselves, unless they answer an offer ("Shall I translate it?").
@@ -313,29 +311,21 @@ def _messages(request: Request) -> Iterable[str]:
     question = _question_before(request)
     if question:
         yield question
-    before: Sequence[str] = request.history
-    turns: tuple[str, ...] = (request.question,)
-    for _ in range(_MAX_TURNS if before else 0):
-        message = "\n".join(turns)
+    messages = [request.question] if request.history else []
+    messages += [turns for turns, _ in islice(_user_turns(request.history), _MAX_TURNS - 1)]
+    for message in messages:
         if message and count_words(message) <= _MAX_WORDS:
             yield message
-        before, turns = _split_last_user_turns(_without_answer(before))
 
 
-def _split_last_user_turns(history: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the turns before the user's turns that end a history, and the texts of these user turns."""
-    end = len(history)
-    while end and history[end - 1].startswith(_USER):
-        end -= 1
-    return tuple(history[:end]), tuple(turn.removeprefix(_USER) for turn in history[end:])
-
-
-def _without_answer(history: Sequence[str]) -> Sequence[str]:
-    """Return the turns up to and including the user's last one."""
-    end = len(history)
-    while end and not history[end - 1].startswith(_USER):
-        end -= 1
-    return history[:end]
+def _user_turns(history: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the text of consecutive user turns, joined by line feeds, and the turns before them; latest first."""
+    before = history
+    for is_user, run in groupby(reversed(history), key=lambda turn: turn.startswith(_USER)):
+        turns = [turn.removeprefix(_USER) for turn in run]
+        before = before[: -len(turns)]
+        if is_user:
+            yield "\n".join(reversed(turns)), before
 
 
 def _classify(messages: Iterable[str], sources: Sources) -> dict[str, str]:

@@ -104,7 +104,7 @@ def measure_ability(
         right = np.array([is_correct(answered.direct.text, answered.question.gold) for answered in complete])
         easiness, slope = anchor_logits(load_gate(), [answered.question.text for answered in complete])
         asks_fact = ~np.isnan(easiness)
-        prior, _ = resolve_ability(arm.name)
+        prior, _ = resolve_ability(arm.name, folders=False)
         prior = replace(prior, llm=arm.name, sd=max(prior.sd, _MIN_SD))
         thinking = describe_thinking(arm, [answered.direct for answered in complete])
         ability = replace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rgate_integrations.decision import Cost, Draft, Request
@@ -184,10 +184,6 @@ class Context:
         value: _T = memory[key]
         return value
 
-    def part(self, evidence: Sequence[Evidence]) -> Context:
-        """Return the context of some of the requests, given by their evidence."""
-        return Context(evidence, self.sources)
-
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
         """Return a piece or an error for each request; computes what is missing."""
         for needed in spec.needs:
@@ -202,7 +198,7 @@ class Context:
 
     def without(self, spec: EvidenceSpec[Any]) -> Context:
         """Return the context of the requests that have no piece of a spec yet."""
-        return self.part([evidence for evidence in self.evidence if spec not in evidence.pieces])
+        return replace(self, evidence=[item for item in self.evidence if spec not in item.pieces])
 
     def get(self, spec: EvidenceSpec[_T]) -> list[_T]:
         """Return the value of each request's piece; raises the first error."""
@@ -221,7 +217,7 @@ class Context:
         except Exception as error:  # specs may be any user's code
             if len(self.evidence) > 1 and not isinstance(error, _SHARED_ERRORS):
                 for evidence in self.evidence:
-                    self.part([evidence]).compute(spec)
+                    replace(self, evidence=[evidence]).compute(spec)
                 return
             pieces = [error] * len(self.evidence)
         for evidence, piece in zip(self.evidence, pieces, strict=True):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rgate_integrations.decision import MAX_TOKEN_CHARACTERS, Cost, Draft, DraftSource
-from rgate_integrations.errors import EvidenceError
+from rgate_integrations.errors import EvidenceError, no_answer
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.models.proxies import language_model
 from rgate_integrations.prompts import ANSWER, PromptTemplate
@@ -36,18 +36,23 @@ class DraftSpec(EvidenceSpec[Draft]):
     prompt: PromptTemplate = ANSWER
     model: str = ""
 
-    def compute(self, context: Context) -> list[Piece[Draft]]:
-        """Return the callers' drafts, cut to ``tokens``, and write the missing ones."""
+    def compute(self, context: Context) -> list[Piece[Draft] | Exception]:
+        """Return the callers' drafts, and write the missing ones; a `NoAnswerError` for one that is no answer."""
         unwritten = [evidence for evidence in context.evidence if evidence.request.draft is None]
-        written = iter(self._write(context.part(unwritten)) if unwritten else ())
-        pieces = []
+        written = iter(self._write(replace(context, evidence=unwritten)) if unwritten else ())
+        pieces: list[Piece[Draft] | Exception] = []
         for request in context.requests:
-            if request.draft is not None:
-                pieces.append(Piece(self._cut(request.draft, context)))
-            else:
+            cost = Cost()
+            if request.draft is None:
                 draft = next(written)
-                # An LLM may write more than requested.
-                pieces.append(Piece(draft.head(self.tokens), generation_cost(draft)))
+                cost = generation_cost(draft)
+            else:
+                draft = self._cut(request.draft, context)
+            draft = draft.head(self.tokens)  # an LLM may write more than requested
+            if draft.non_answer:  # it says nothing about the LLM's knowledge
+                pieces.append(no_answer(draft.non_answer, thinking=draft.is_cut_off))
+            else:
+                pieces.append(Piece(draft, cost))
         return pieces
 
     def _cut(self, draft: Draft, context: Context) -> Draft:
@@ -59,7 +64,7 @@ class DraftSpec(EvidenceSpec[Draft]):
             text = context.sources.proxy(self.model).truncate(part, self.tokens) or part
             if text != draft.text:
                 draft = draft.model_copy(update={"text": text.strip(), "finished": False})
-        return draft.head(self.tokens)
+        return draft
 
     def _write(self, context: Context) -> Sequence[Draft]:
         if self.source == "proxy":

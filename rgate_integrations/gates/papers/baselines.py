@@ -100,8 +100,8 @@ class PopularityGate(Gate):
                 hint="Pass Request(question, popularity=...).",
             )
         side = "at or above" if value >= self.cutoff else "below"
-        share = 1.0 if value == math.inf else value / (value + self.cutoff)
-        return Score(share, f"The popularity {value:g} is {side} the cutoff {self.cutoff:g}.")
+        p = 1 - self.cutoff / (value + self.cutoff)  # in this form, infinity gives 1
+        return Score(p, f"The popularity {value:g} is {side} the cutoff {self.cutoff:g}.")
 
 
 class NeighboursGate(Gate):

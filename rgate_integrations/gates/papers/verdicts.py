@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rgate_integrations.decision import DraftSource
-from rgate_integrations.errors import ScoreError
-from rgate_integrations.gates.base import GateInfo, Score, Specs, check_answers
+from rgate_integrations.errors import ScoreError, no_answer
+from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.draft import DraftSpec
 from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, TargetsSpec
@@ -240,7 +240,8 @@ class AdaptGate(AdapterGate):
         answer = evidence[response]
         if RET in answer.text:
             return Score(0.0, "The model asked for context: it answered <RET>.")
-        check_answers([answer])
+        if answer.non_answer:
+            raise no_answer(answer.non_answer, thinking=answer.is_cut_off)
         p_ret = math.exp(evidence[targets][0])
         return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer)
 
