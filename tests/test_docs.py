@@ -11,7 +11,6 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.folder import tuned_files
-from rgate_integrations.gates.tuned import DRAFT_FEATURES
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.files import write_folder
 from tests.three_corpora import TEXTS
@@ -75,7 +74,7 @@ def surroundings():
 
 def tune_a_gate(folder):
     """Put a gate there that `rgate tune` might have made, with its second gate; they correct nothing."""
-    for name, tokens, features in (("my-gate", 0, 0), ("my-gate/answer-first", 32, len(DRAFT_FEATURES))):
+    for name, tokens, features in (("my-gate", 0, 0), ("my-gate/answer-first", 32, 5)):
         artifact = TunedArtifact(
             slope=1.0,
             bias=0.0,

@@ -1,6 +1,5 @@
 """Search as evidence, P(helps), and the three outcomes."""
 
-
 import numpy as np
 import pytest
 
@@ -104,7 +103,7 @@ def test_p_helps_by_hand():
 
 @pytest.mark.parametrize(
     "change",
-    [{"format": 2}, {"weights": (1.0,)}, {"bias": float("nan")}, {"reading": 2.0}, {"more": 1}],
+    [{"weights": (1.0,)}, {"bias": float("nan")}, {"reading": 2.0}, {"more": 1}],
     ids=lambda change: "".join(change),
 )
 def test_a_model_that_makes_no_sense_is_refused(change):

@@ -235,7 +235,7 @@ def test_rules_of_a_file(tmp_path):
     path.write_text(json.dumps({"always": ["Which clause?", {"pattern": "(?i)contract"}]}))
     rules = Rules.read(path)
     (likeness,) = rules.likeness_for(load_gate().gate)
-    assert likeness.examples == (("Which clause?", 0.0),)
+    assert likeness.examples == (("always", "Which clause?"),)
     assert load_gate("constant:never", always=rules.always[1:]).decide("The CONTRACT").retrieve
     assert likeness.compare(np.array([[ALIKE - 0.01]])) is None
     path.write_text(json.dumps({"always": [{"pattern": "contract"}]}))

@@ -38,10 +38,8 @@ AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 def _check_weights(value: Any) -> Float32Array:
-    if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-        raise ValueError("not a float32 array")
-    if not np.isfinite(value).all():
-        raise ValueError("contains numbers that are not finite")
+    if not isinstance(value, np.ndarray) or value.dtype != np.float32 or not np.isfinite(value).all():
+        raise ValueError("not a float32 array of finite numbers")
     return value
 
 
@@ -119,10 +117,9 @@ class LogprobHead:
             text: The probe's calibrated logit.
             logprobs: Natural log-probability of each token, at least one; values below -20 count as -20.
         """
-        values: list[float] = np.maximum(logprobs, MIN_LOGPROB).tolist()
-        total = sum(values)
-        confidence = self.total * total + self.least * min(values) + self.mean * total / len(values)
-        return self.text * text + confidence + self.bias
+        values = np.maximum(logprobs, MIN_LOGPROB)
+        confidence = self.total * values.sum() + self.least * values.min() + self.mean * values.mean()
+        return float(self.text * text + confidence + self.bias)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -234,12 +231,12 @@ class KindHead:
         """Raise ValueError unless the shapes match."""
         units = len(self.hidden_bias)
         check_shape("hidden", self.hidden, units)
-        if self.output.shape != (len(self.kinds), units):
-            raise ValueError(f"output has the shape {self.output.shape}, not ({len(self.kinds)}, {units})")
-        if self.hidden_bias.ndim != 1 or (self.hidden.shape[1] - LAYOUT) % max(len(self.layers), 1):
+        is_divisible = (self.hidden.shape[1] - LAYOUT) % max(len(self.layers), 1) == 0
+        if not is_divisible or self.hidden_bias.ndim != 1 or self.output.shape != (len(self.kinds), units):
+            shapes = f"{self.hidden.shape}, {self.hidden_bias.shape} and {self.output.shape}"
             raise ValueError(
-                f"hidden and hidden_bias have the shapes {self.hidden.shape} and {self.hidden_bias.shape}, "
-                f"not (units, {len(self.layers)} * hidden size + {LAYOUT}) and (units,)"
+                f"hidden, hidden_bias and output have the shapes {shapes}, not (units, {len(self.layers)} * "
+                f"hidden size + {LAYOUT}), (units,) and ({len(self.kinds)}, units)"
             )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ from rgate_integrations.gates.base import Gate, InnerGate, Score, ScoreSpec, Spe
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.vectors import VectorSpec
 from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.runtime.arrays import BoolArray
 
 COVERED = 0.5
 """Minimum P(covered) for a request to count as about a corpus, and minimum P(private or fresh) for it to
@@ -161,7 +163,7 @@ class CorpusGate(Gate):
             if coverage is best or coverage.p >= COVERED
         )
         score = replace(score, p_covered=best.p, corpora=corpora)
-        if not any(asking):
+        if not asking.any():
             return score
         if best.p >= COVERED:
             prefer = self.prefer or ("corpus" if best.profile.is_specific else "llm")
@@ -178,31 +180,27 @@ class CorpusGate(Gate):
         )
         return replace(score.overridden(reason, retrieve=False), outcome=self.when_uncovered)
 
-    def _asking(self, evidence: Evidence) -> list[bool]:
-        """Return whether each segment asks anything.
+    def _asking(self, evidence: Evidence) -> BoolArray:
+        """Return whether each segment asks anything, shape (segments,).
 
         A segment with a name from a corpus does, unless it is pasted text. If the inner gate has no heads, all do.
         """
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
-            return [True] * len(texts)
+            return np.ones(len(texts), bool)
+        named = [any(profile.match_names(text) for profile in self.profiles) for text in texts]
         pasted = heads.p_kinds(evidence, "given")
         nothing = pasted + heads.p_kinds(evidence, "no_knowledge")
-        asking = []
-        for text, p_given, p_nothing in zip(texts, pasted, nothing, strict=True):
-            named = any(profile.match_names(text) for profile in self.profiles)
-            asking.append(bool(p_given < GIVEN_TEXT and (named or p_nothing < NOTHING_ASKED)))
-        return asking
+        return (pasted < GIVEN_TEXT) & (np.array(named) | (nothing < NOTHING_ASKED))
 
-    def _cover(self, evidence: Evidence, asking: list[bool]) -> list[_Coverage]:
+    def _cover(self, evidence: Evidence, asking: BoolArray) -> list[_Coverage]:
         """Return the coverage of each corpus: those that cover the request first, then by closeness."""
         read = evidence[self._vector_spec]
-        # The vector of the whole request would mostly reflect the text pasted into it.
-        rows = [row for row, asks in enumerate(asking) if asks] if not all(asking) else []
         vectors, texts = read.whole[None], [evidence.question]
-        if rows:
-            vectors, texts = read.segments[rows], [read.texts[row] for row in rows]
-        elif len(read.texts) > 1 and any(asking):
+        if asking.any() and not asking.all():
+            # The vector of the whole request would mostly reflect the text pasted into it.
+            vectors, texts = read.segments[asking], list(compress(read.texts, asking))
+        elif asking.any() and len(read.texts) > 1:
             vectors, texts = np.vstack([vectors, read.segments]), [*texts, *read.texts]
         coverages = []
         for profile in self.profiles:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -36,7 +36,6 @@ SEARCH_FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
 # A Han character is a word, and so is a run of katakana; hiragana are mostly particles and endings.
 _WORD = re.compile(rf"[\u3400-\u9fff]|[\u30a1-\u30fa][\u30a1-\u30fa\u30fc]*|[^\W_{IDEOGRAPHS}]+")
 _PLURAL = re.compile(r"(?<=..[^s])s$")
-_COMMON = Path(__file__).parent / "common_words.txt"
 _STOPWORDS = frozenset(
     _WORD.findall(
         """
@@ -72,7 +71,6 @@ class PassageUtilityModel(Frozen):
         p_helps = p_contains_answer * reading + (1 - p_contains_answer) * (1 - distraction) * p_known
 
     Attributes:
-        format: Format of the file.
         weights: Weights of the features, in the order of `SEARCH_FEATURES`.
         bias: Added to the weighted sum; the result is the logit of P(the passages contain the answer).
         reading: P(correct) in [0, 1] if the passages contain the answer.
@@ -80,7 +78,6 @@ class PassageUtilityModel(Frozen):
         provenance: The model's origin, as JSON values.
     """
 
-    format: Literal[1] = 1
     weights: tuple[Finite, Finite, Finite, Finite, Finite]
     bias: Finite
     reading: Probability
@@ -161,7 +158,7 @@ def word_weights() -> dict[str, float]:
 
     The weight is log(rank) / log(number of words + 1). Rarer words, which are left out, count as 1.
     """
-    ranked = _COMMON.read_text(encoding="utf-8").split()
+    ranked = (Path(__file__).parent / "common_words.txt").read_text(encoding="utf-8").split()
     last = math.log(len(ranked) + 1)
     return {word: math.log(rank) / last for rank, word in enumerate(ranked, start=1)}
 

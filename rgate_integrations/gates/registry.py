@@ -88,11 +88,11 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     cls = gate_class(kind)
     if argument:
         parameters = {**cls.parse_argument(argument), **parameters}
-    for field in cls.gate_fields:
-        value = parameters.get(field)
+    for field in parameters.keys() & cls.gate_fields:
+        value = parameters[field]
         if isinstance(value, str):
             parameters[field] = make_gate(value)
-        elif value is not None:
+        else:
             parameters[field] = getattr(value, "gate", value)  # unwraps an engine returned by `load_gate`
     return gate_from_config({**parameters, "gate": kind})
 

@@ -141,8 +141,8 @@ class Rules:
 
         The spec reuses the hidden states that the gate reads, if possible.
         """
-        examples = [(rule, 0.0) for rule in self.always if isinstance(rule, str)]
-        examples += [(rule, 1.0) for rule in self.never if isinstance(rule, str)]
+        examples = [("always", rule) for rule in self.always if isinstance(rule, str)]
+        examples += [("never", rule) for rule in self.never if isinstance(rule, str)]
         states = RequestSpec((LAYER,), (LAYER,), model=ENCODER)
         for spec in expand_specs(gate.specs):
             if isinstance(spec, RequestSpec) and spec.model == ENCODER and LAYER in spec.segments:
@@ -155,12 +155,11 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     """The score, with an override, of a request that is similar to a rule's example; None for other requests.
 
     Attributes:
-        examples: The examples, each with the P(known) of similar requests, 0 or 1; those that retrieve come
-            first.
+        examples: The examples, each with the name of its argument; those of ``"always"`` come first.
         states: The states to compare.
     """
 
-    examples: tuple[tuple[str, float], ...]
+    examples: tuple[tuple[str, str], ...]
     states: RequestSpec
 
     def compute(self, context: Context) -> list[Piece[Score | None]]:
@@ -168,7 +167,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         layer = self.states.segments.index(LAYER)
         requests = [directions_of(read.segments[:, layer]) for read in context.get(self.states)]
         encoder = require_states(context.use_proxy(ENCODER))
-        texts = [example for example, _ in self.examples]
+        texts = [example for _, example in self.examples]
         examples = context.memory(self, lambda: directions_of(states_of(texts, encoder)))
         return [Piece(self.compare(request @ examples.T)) for request in requests]
 
@@ -181,8 +180,8 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         Args:
             likeness: Cosines of the directions of segments and examples, shape (segments, examples).
         """
-        for (example, p_known), cosines in zip(self.examples, likeness.T, strict=True):
-            name, cosine = ("never", cosines.min()) if p_known else ("always", cosines.max())
+        for (name, example), cosines in zip(self.examples, likeness.T, strict=True):
+            cosine = cosines.max() if name == "always" else cosines.min()
             if cosine >= ALIKE:
                 return _rule_score(name, f"the example {example[:_MAX_SHOWN]!r} (cosine {cosine:.2f}).")
         return None

@@ -63,9 +63,8 @@ class TrainedGate(Gate):
         """
         if "artifact" not in parameters:
             return super().replace(**parameters)
-        of_artifact = {"trained", "threshold", "proxy"}
-        kept = {name: value for name, value in self.__dict__.items() if name not in of_artifact}
-        return self.from_parameters({**kept, **parameters})
+        kept = self.__dict__.keys() - {"trained", "threshold", "proxy"}
+        return self.from_parameters({name: self.__dict__[name] for name in kept} | parameters)
 
     def check_states(self, states: Float32Array, size: int) -> None:
         """Reject hidden states of another size than that of the model that the gate was trained on.

@@ -22,9 +22,6 @@ from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
-DRAFT_FEATURES = ("first", "mean", "least", "sum", "length")
-"""Names of the features that `draft_features` returns, in order."""
-
 
 class TunedGate(TrainedGate):
     """A gate that ``rgate tune`` has corrected for an LLM.
@@ -108,7 +105,7 @@ class TunedGate(TrainedGate):
 
 
 def draft_features(draft: Draft) -> Float64Array:
-    """Return the features of the log-probabilities of a partial answer, shape (5,): see `DRAFT_FEATURES`.
+    """Return the features of the log-probabilities of a partial answer, shape (5,).
 
     They are the first, the mean, the lowest and the sum of the log-probabilities, clipped to [-20, 0], and
     the logarithm of the number of tokens. An empty answer counts as one token with the log-probability -20.
@@ -122,5 +119,4 @@ def draft_features(draft: Draft) -> Float64Array:
             hint="Request them from the server (LangChain: logprobs=True), or use the gate for the question alone.",
         )
     logprobs = np.clip(np.array(draft.logprobs or (MIN_LOGPROB,), dtype=float), MIN_LOGPROB, 0.0)
-    length = math.log(len(logprobs))
-    return np.array([logprobs[0], logprobs.mean(), logprobs.min(), logprobs.sum(), length])
+    return np.array([logprobs[0], logprobs.mean(), logprobs.min(), logprobs.sum(), math.log(len(logprobs))])

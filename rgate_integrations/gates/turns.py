@@ -272,8 +272,6 @@ def join_user_turns(request: Request) -> Request:
 
 def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     """Return a request joined with the earlier question that it refers to; a mere remark loses its history."""
-    if not request.history:
-        return request
     kind = kinds.get(request.question, OTHER)
     # A retry repeats the latest question that is not itself a retry or remark, however far back it is.
     if kind == RETRY:
