@@ -82,13 +82,14 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
 
     1. a folder made by ``rgate ability``: the measured ability;
     2. the shipped table: the entry whose name has the same words (see `rgate_integrations.gates.llm_names`), if
-       necessary ignoring words for how long the LLM thinks. If several entries match, the least able LLM
-       counts: of those with the same date if there are any, otherwise of all;
+       necessary ignoring words for how long the LLM thinks. If several entries match, the least able counts,
+       among those with the same date if there are any;
     3. the LLM's family, if it is in the table. For a name with a size, that is the family's ability at this
        size, if possible of the same version. For a name without a size, it is the ability of the latest
        predecessor of the same tier, such as ``opus``. If there is none, it is that of the least able LLM of the
-       version, or else of the family, but at most 0 if this LLM may be weaker. A guess is never above the most
-       able LLM that it is based on. If a name has two families, as a distilled LLM's may, the lower guess counts;
+       version, or else of the family: at most 0 if the name suggests a smaller or older LLM than these. A guess is
+       never above the most able LLM that it is based on. If a name has two families, as a distilled LLM's may,
+       the lower guess counts;
     4. a size alone, which never gives more than the default, with a warning;
     5. the default, ability 0, with a warning unless the name is empty.
 
@@ -142,7 +143,7 @@ def least_capable(names: Iterable[str]) -> str:
 
 @cache
 def ability_table() -> tuple[AbilityEntry, ...]:
-    """Return the shipped table; see `build_table`."""
+    """Return the shipped table of LLMs' abilities, as `build_table` parses it; cached."""
     return build_table((SHIPPED / "abilities.json").read_text(encoding="utf-8"))
 
 
@@ -152,7 +153,7 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
     An LLM that also has a name with a size appears twice.
 
     Args:
-        text: JSON: ``theta``, ``sd`` and ``source`` of each LLM, by its name; see `Ability`.
+        text: A JSON object that maps the name of each LLM to its ``theta``, ``sd`` and ``source``; see `Ability`.
     """
     # Abilities by name tend to be too high. With one standard deviation less, strong LLMs answer 76 % of the skipped
     # questions correctly, not 72 % (benchmarks/abilities.py).
@@ -168,7 +169,7 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
 
 
 def _same_date(ours: str, theirs: str) -> bool:
-    """Return whether two dates are the same, where one may lack the year."""
+    """Return whether two dates are the same: digits, empty if unknown; one of them may lack the year."""
     return ours == theirs or bool(ours and theirs and (ours.endswith(theirs) or theirs.endswith(ours)))
 
 
@@ -177,7 +178,7 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the table's entries with this name, or else with one that differs only in thinking effort."""
+    """Return the table's entries with this name, or else with one that differs only in thinking effort; or []."""
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]
@@ -188,7 +189,7 @@ def _same_llm(model: ModelName) -> list[AbilityEntry]:
 
 
 def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEntry]) -> Ability:
-    """Return an ability guessed from the known LLMs of a family, of which there must be at least one."""
+    """Return an ability guessed from ``members``, the table's entries of a family, of which there is at least one."""
     version, lowest = model.families[family], _least_able(members)
     of_version = [entry for entry in members if version and entry.name.families[family] == version]
     if model.size is None:
@@ -211,7 +212,10 @@ def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEnt
 def _guess_by_tier(
     model: ModelName, family: str, members: Sequence[AbilityEntry], of_version: Sequence[AbilityEntry]
 ) -> Ability:
-    """Return an ability guessed from the known LLMs of a family, for a name without a size."""
+    """Return an ability guessed from ``members``, the table's entries of a family, for a name without a size.
+
+    ``of_version`` are the members that have the name's version; it may be empty.
+    """
     tier, number = model.tier(family), model.version(family)
     numbers = [entry.name.version(family) or 0.0 for entry in members]
     unknown = tier.difference(*(entry.name.tier(family) for entry in members))
@@ -255,7 +259,7 @@ def _guess_by_tier(
 def _predecessors(
     tier: frozenset[str], number: float, family: str, members: Sequence[AbilityEntry]
 ) -> list[AbilityEntry]:
-    """Return the family's LLMs of a tier whose names have no size, of the latest version up to a number."""
+    """Return the members of a tier, without a size in their names, that have the latest version up to ``number``."""
     versions = [
         (entry.name.version(family) or 0.0, entry)
         for entry in members
@@ -275,9 +279,10 @@ def _guess_by_size(size: float) -> float:
 
 
 def _interpolate(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, Ability]:
-    """Return the ability at a size, and the LLM of the nearest size; all entries must have a size.
+    """Return the ability at a size, in billions of parameters, and the LLM of the nearest size.
 
-    The ability is interpolated between two sizes, constant above the largest, and lower below the smallest.
+    The ability is interpolated between two sizes of the entries, which must all have one. It is constant above the
+    largest size, and falls below the smallest.
     """
     # By the logarithm of the size, because each doubling is worth about the same; for equal sizes, the least able.
     weakest_at: dict[float, Ability] = {}

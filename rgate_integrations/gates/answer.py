@@ -61,7 +61,7 @@ class AnswerGate(Gate):
         """Return the two gates of ``answer:QUESTION,ANSWER``, each as a name or folder.
 
         Raises:
-            ConfigurationError: It does not name two gates.
+            ConfigurationError: The argument does not name two gates.
         """
         question, _, answer = argument.partition(",")
         if not question or not answer:
@@ -77,7 +77,7 @@ class AnswerGate(Gate):
         return share_with_inner(values, "answer", ["proxy"])
 
     def model_post_init(self, context: Any) -> None:
-        """Use the heads' second model, the reader, for every English question that turns on a fact.
+        """Make the heads read every English question about a fact with their second model, the reader, too.
 
         This costs little, because the shipped gate for partial answers uses the same model.
         """
@@ -93,7 +93,7 @@ class AnswerGate(Gate):
         return (ScoreSpec(self._heads), ScoreSpec(self.answer))
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by both gates; the signals are those of the question."""
+        """Combine the two gates' P(known) by the formula of `AnswerGate`; the signals are those of the heads."""
         question, answer = evidence[ScoreSpec(self._heads)], evidence[ScoreSpec(self.answer)]
         weight = self.weight * self.question.depends_on_knowledge(question)
         p = sigmoid((1 - weight) * logit(question.p_known) + weight * logit(answer.p_known))

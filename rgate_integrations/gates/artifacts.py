@@ -150,7 +150,7 @@ class ProbeArtifact(SavedGate):
     system: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is one vector per layer."""
+        """Raise ValueError unless there is one weight vector per layer."""
         check_shape("weight", self.weight, len(self.layers))
 
 
@@ -176,7 +176,7 @@ class TunedArtifact(SavedGate):
     tokens: Count = 0
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is one vector per layer, and the head is a vector."""
+        """Raise ValueError unless there is one weight vector per layer, and the head is a vector."""
         check_shape("weight", self.weight, len(self.layers))
         if self.head.ndim != 1:
             raise ValueError(f"head must be a vector, but has the shape {self.head.shape}")
@@ -352,7 +352,7 @@ class HeadsArtifact(SavedGate):
     english_bias: Finite
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless `english_weight` has its shape, and `segments` and `in_context` the same kinds."""
+        """Raise ValueError if `english_weight` has a wrong shape, or `in_context` other kinds than `segments`."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
         if [kind.name for kind in self.in_context.kinds] != [kind.name for kind in self.segments.kinds]:
             raise ValueError("segments and in_context have different kinds")

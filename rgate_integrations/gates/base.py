@@ -31,10 +31,10 @@ class GateInfo:
 
     Attributes:
         name: The name for `load_gate`.
-        source: Source of the method.
-        evidence: The evidence that it uses, in a few words.
-        training: Whether it needs training.
-        cost: What it costs per question.
+        source: Where the method comes from, such as a paper.
+        evidence: What the gate looks at, in a few words.
+        training: Whether the gate needs training.
+        cost: What models do for each question; ``"none"`` if no model runs.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Gate(Frozen, ABC):
     @property
     @abstractmethod
     def specs(self) -> Specs:
-        """The evidence that the gate needs."""
+        """The evidence that the gate needs, such as ``(DraftSpec(tokens=16),)``; `score` gets it by these keys."""
 
     def look_closer(self, evidence: Evidence) -> Specs:
         """Return specs of more evidence that `score` needs, given the evidence so far; by default none.
@@ -160,16 +160,16 @@ class Gate(Frozen, ABC):
         return any(spec.reads_draft for spec in expand_specs(self.specs))
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate that judges partial answers: this one, a related one, or None."""
+        """Return the gate that judges partial answers: this one or a related one; None if there is none."""
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:
-        """Return the gate that reads only the question: this one, a related one, or None, the default."""
+        """Return the gate that reads only the question: this one or a related one; by default None, for none."""
         return None
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """Names of the corpora that it knows by their profiles; its decisions say which of these to search."""
+        """Names of the corpora that it has profiles of; its decisions say which to search. Empty by default."""
         return ()
 
     @classmethod
@@ -203,10 +203,11 @@ class Gate(Frozen, ABC):
             if isinstance(cause, ConfigurationError):
                 raise cause from error
             name = cls.info.name if hasattr(cls, "info") else cls.__name__
+            problem = "unknown parameter" if first["type"] == "extra_forbidden" else first["msg"]
             parameter = ".".join(map(str, first["loc"])) or "parameters"
             known = [name for name, field in cls.model_fields.items() if not field.exclude]
             raise ConfigurationError(
-                f"The parameters of the gate {name!r} are invalid: {parameter}: {first['msg']}.",
+                f"The parameters of the gate {name!r} are invalid: {parameter}: {problem}.",
                 hint=f"Its parameters are: {', '.join(known)}."
                 + (f" For a folder of this name, write './{name}'." if first["type"] == "missing" else ""),
             ) from error
@@ -273,9 +274,9 @@ InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
 
 
 def share_with_inner(values: Any, inner_field: str, shared: Sequence[str], *defaults: str) -> Any:
-    """Return a gate's parameters, completed with those that it shares with its inner gate; for validators.
+    """Return the parameters of a gate, completed with those that it shares with its inner gate.
 
-    Without an inner gate, nothing changes.
+    For validators, which pass what the user gave. Without an inner gate, ``values`` is returned unchanged.
 
     Args:
         values: The parameters.
@@ -349,7 +350,7 @@ class ScoreSpec(EvidenceSpec[Score]):
 def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
     """Reject evidence from a model on which the gate was not trained or calibrated.
 
-    Return a warning if the weights of the model that gave the evidence are unknown, and otherwise nothing.
+    Return one warning if this cannot be checked, because the model's weights are unknown; otherwise none.
 
     Raises:
         ModelLoadError: The fingerprints of the two models differ.

@@ -48,7 +48,7 @@ class CalibratedGate(Gate):
 
     @property
     def trained(self) -> SavedGate:
-        """A `SavedGate` with the fingerprint of the model that it was calibrated with, to check the proxy."""
+        """A `SavedGate` with the `fingerprint` of this gate; the engine compares it with that of the proxy."""
         return SavedGate(method=self.name, base_model=self.proxy, fingerprint=self.fingerprint)
 
     def score(self, evidence: Evidence) -> Score:

@@ -127,17 +127,17 @@ class CorpusGate(Gate):
         return self.around(self.inner.for_llm(name, name_source))
 
     def answer_gate(self) -> Gate | None:
-        """Return this gate around the inner gate's gate for partial answers, or None if that has none."""
+        """Return a copy around the inner gate's `answer_gate`; None if it has none."""
         inner = self.inner.answer_gate()
         return None if inner is None else self.around(inner)
 
     def question_gate(self) -> Gate | None:
-        """Return this gate around the inner gate's gate for the question alone, or None if that has none."""
+        """Return a copy around the inner gate's `question_gate`; None if it has none."""
         inner = self.inner.question_gate()
         return None if inner is None else self.around(inner)
 
     def around(self, inner: Gate) -> Self:
-        """Return a copy around another inner gate, with that gate's threshold and proxy; itself if it is the same."""
+        """Return a copy with this inner gate, its threshold and its proxy, or the gate itself if nothing changes."""
         if inner is self.inner:
             return self
         return self.replace(inner=inner, threshold=inner.threshold, proxy=inner.proxy)

@@ -116,8 +116,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         """Return the gate that combines these heads with the shipped probe, which judges partial answers."""
         gate = make_gate("answer", question=self)
         # The two gates have different default thresholds, but a threshold that the caller chose applies to both.
-        is_chosen = self.threshold != self.trained.threshold
-        return gate.replace(threshold=self.threshold) if is_chosen else gate
+        return gate if self.threshold == self.trained.threshold else gate.replace(threshold=self.threshold)
 
     def question_gate(self) -> Gate:
         """Return this gate."""
@@ -139,7 +138,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return RequestSpec(self.trained.facts.layers, model=self.trained.facts.base_model)
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Return the spec of the reader's states if an English request turns on whether the LLM knows a fact."""
+        """Return the reader's spec if an English request can skip only because the LLM knows a fact; otherwise ()."""
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
         if not trained.is_english(states.whole):
@@ -225,7 +224,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return shares["if_known"] / answerable if answerable > 0 else 1.0
 
     def _explain(self, p: float, shares: Float64Array, known: Float64Array, is_news: bool) -> str:
-        """Describe the kind of request that contributed most to the decision."""
+        """Return the rest of a sentence, about the kind of request that contributed most to the decision."""
         # If the request retrieves, the kind that adds most to P(not answered); otherwise the one that adds most to
         # P(answered).
         kinds = self.trained.segments.kinds

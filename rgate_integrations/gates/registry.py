@@ -143,7 +143,7 @@ def asks_server(gate: Gate) -> bool:
 
 
 def _find_beside(folder: Path, name: str) -> str:
-    """Return the path of a gate that a saved gate names: in or beside its folder if it is there, else the name."""
+    """Return the path of the gate or adapter at ``name``, relative to a saved gate's folder; if none, ``name``."""
     # The folder may be a link, beside which there is nothing.
     paths = (os.path.abspath(folder / name), os.path.realpath(folder.resolve() / name))
     return next(filter(has_gate, paths), name)

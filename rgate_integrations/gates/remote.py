@@ -180,7 +180,7 @@ class DecisionClient:
             words = self._credentials.redact(answer.text)[:_MAX_QUOTED]
             raise ServerError(
                 f"The decision server at {self.url} answered {answer.status}: {words}",
-                hint=f"Pass the server's token, or set {TOKEN}."
+                hint=f"Set {TOKEN} to the server's token, or pass load_gate(url, token=...)."
                 if answer.status == 401
                 else "Check the URL and the server's log.",
             )

@@ -106,7 +106,7 @@ class Rules:
 
     @property
     def pattern_order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Which of ``always`` and ``never`` try their patterns and functions before the examples, and which after.
+        """The arguments whose patterns and functions are tried before all examples, and those tried after them.
 
         If ``always`` has examples, the patterns and functions of ``never`` are tried after them, so that a
         request that matches both retrieves.
@@ -188,7 +188,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 
 
 def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
-    """Read each text as a single segment; return the states by which texts are compared, (texts, hidden size)."""
+    """Return the states by which texts are compared, shape (texts, hidden size); each is read as one segment."""
     as_segments = [Segmented(((" ".join(text.split()),),)) for text in texts]
     pooled = encoder.request_states(ANSWER, as_segments, RequestLayers((LAYER,), (LAYER,)))
     return np.stack([states.segments[0, 0] for states in pooled])
@@ -239,6 +239,10 @@ def directions_of(states: Float32Array) -> Float64Array:
 
 @cache
 def known_directions() -> tuple[Float64Array, Float64Array]:
-    """Return the shipped mean of requests' states, and the scaled directions in which they differ most."""
+    """Return the shipped mean of requests' states, and the scaled directions in which they differ most.
+
+    Returns:
+        Shapes (hidden size,) and (hidden size, directions).
+    """
     saved = np.load(SHIPPED / "rules" / "likeness.npz")
     return saved["mean"].astype(np.float64), saved["directions"].astype(np.float64)

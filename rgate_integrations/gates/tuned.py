@@ -56,11 +56,11 @@ class TunedGate(TrainedGate):
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate for partial answers: itself if it judges them, or else the one in the subfolder, if any."""
+        """Return the gate for partial answers: this one, or else the one in the subfolder; None without either."""
         return self if self.reads_drafts else self._load_relative(ANSWER_FIRST)
 
     def question_gate(self) -> Gate | None:
-        """Return the gate for questions: itself or, if it judges answers, the parent folder's, if any."""
+        """Return the gate for questions: this one, or the parent folder's if this one judges answers; else None."""
         return self._load_relative(os.pardir) if self.reads_drafts else self
 
     def _load_relative(self, folder: str) -> Gate | None:

@@ -317,7 +317,7 @@ def _messages(request: Request) -> Iterable[str]:
 
 
 def _user_turns(history: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the text of consecutive user turns, joined by line feeds, and the turns before them; latest first."""
+    """Yield each run of user turns as one text, with the turns before it, from the latest run to the first."""
     before = history
     for is_user, run in groupby(reversed(history), key=lambda turn: turn.startswith(_USER)):
         turns = [turn.removeprefix(_USER) for turn in run]

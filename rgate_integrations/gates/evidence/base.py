@@ -185,7 +185,7 @@ class Context:
         return value
 
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
-        """Return a piece or an error for each request; computes what is missing."""
+        """Return each request's piece of a spec, or the error; compute and store those that are missing."""
         for needed in spec.needs:
             missing = self.without(spec)
             for evidence, piece in zip(missing.evidence, missing.find(needed), strict=True):
@@ -206,7 +206,10 @@ class Context:
         return [evidence[spec] for evidence in self.evidence]
 
     def compute(self, spec: EvidenceSpec[Any]) -> None:
-        """Compute a spec for all requests together; if that fails, for each alone unless all would fail."""
+        """Compute and store a spec's pieces for all requests together.
+
+        If that fails, compute each request alone, unless the error is one that all requests would hit.
+        """
         try:
             pieces = spec.compute(self)
             if len(pieces) != len(self.evidence):

@@ -37,7 +37,7 @@ class DraftSpec(EvidenceSpec[Draft]):
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[Draft] | Exception]:
-        """Return the callers' drafts, and write the missing ones; a `NoAnswerError` for one that is no answer."""
+        """Return the caller's draft or a new one for each request; a `NoAnswerError` if it is not an answer."""
         unwritten = [evidence for evidence in context.evidence if evidence.request.draft is None]
         written = iter(self._write(replace(context, evidence=unwritten)) if unwritten else ())
         pieces: list[Piece[Draft] | Exception] = []
@@ -56,7 +56,7 @@ class DraftSpec(EvidenceSpec[Draft]):
         return pieces
 
     def _cut(self, draft: Draft, context: Context) -> Draft:
-        """Cut a caller's draft; bare text is counted in the proxy's tokens, as in training."""
+        """Return a caller's draft; one without tokens is cut to ``tokens`` tokens of the proxy, as in training."""
         # For a text of at most `tokens` characters, it is not worth loading a tokenizer.
         if not draft.tokens and draft.logprobs is None and len(draft.text) > self.tokens:
             # Only a part, because tokenizing a book takes minutes.
@@ -71,12 +71,17 @@ class DraftSpec(EvidenceSpec[Draft]):
             return language_model(context.use_proxy(self.model)).generate(
                 self.prompt, prompt_values(context), tokens=self.tokens
             )
-        if self.source == "recorded" or context.sources.llm is None:
-            missing = "draft" if self.source == "recorded" else "LLM"
+        if self.source == "recorded":
             raise EvidenceError(
-                f"This gate judges {self.source} drafts, but no {missing} was given.",
-                hint="Pass Request(question, draft=...) (--draft recorded) or, for 'llm' drafts, load the gate with "
-                "llm=.... If the gate has the parameter source=, source='proxy' needs neither.",
+                "This gate judges recorded drafts, but the request has no draft.",
+                hint="Pass the beginning of an answer: Request(question, draft=...). For rgate evaluate and "
+                "calibrate, use --draft recorded.",
+            )
+        if context.sources.llm is None:
+            raise EvidenceError(
+                "This gate judges the beginning of the LLM's answer, but it has neither an LLM nor a draft.",
+                hint="Load it with load_gate(..., llm=...), or pass Request(question, draft=...). For rgate evaluate "
+                "and calibrate, use --draft recorded.",
             )
         drafts = context.sources.llm.draft([request.question for request in context.requests], self.tokens)
         if len(drafts) != len(context.requests):

@@ -17,7 +17,7 @@ from rgate_integrations.runtime.segments import Segmented, layout
 
 @dataclass(frozen=True)
 class HiddenSpec(EvidenceSpec[Float32Array]):
-    """Pooled hidden states, shape (layers, hidden size).
+    """Pooled hidden states of a question, or of a question and its draft, shape (layers, hidden size).
 
     Attributes:
         layers: The states to read, as (layer, span, pooling); layer 0 is the embedding, the last is the output.
@@ -69,7 +69,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     Attributes:
         whole: The request's states to read, as (layer, span, pooling); layer 0 is the embedding.
         segments: The same for each segment; the span is ``"question"``.
-        in_context: Additional states of segments that have neighbours or earlier turns, after those of
+        in_context: More states to read of segments that have neighbours or earlier turns; they follow those of
             `segments`.
         prompt: The prompt around the request.
         model: The proxy that reads; empty for the gate's.
@@ -113,7 +113,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
-    """Return the cost of reading a prompt; nothing if its states were kept when the draft was written."""
+    """Return the cost of reading a prompt: none for 0 tokens, because its states were kept from writing the draft."""
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 

@@ -1,4 +1,4 @@
-"""The encoder's sentence vectors of a request and of its segments, from the gate's own pass if possible."""
+"""The encoder's sentence vectors of a request and of its segments, from the gate's encoder pass if it has one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class VectorSpec(EvidenceSpec[RequestVectors]):
 
     @classmethod
     def shared_with(cls, specs: Sequence[EvidenceSpec[object]]) -> VectorSpec:
-        """Return a spec that takes the vectors from these specs' encoder pass, or else from a separate pass."""
+        """Return a spec that takes the vectors from the encoder pass of these specs; without one, from a new pass."""
         for spec in expand_specs(specs):
             if (
                 isinstance(spec, RequestSpec)

@@ -39,7 +39,7 @@ class ConstantGate(Gate):
 
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
-        """Return the parameters for ``always``, ``never``, ``random`` or ``random:RATE`` (``constant:always``)."""
+        """Return parameters for ``always``, ``never``, ``random`` or ``random:RATE``, as in ``constant:never``."""
         policy, _, rate = argument.partition(":")
         return {"policy": policy, "rate": rate} if rate else {"policy": policy}
 
@@ -88,7 +88,7 @@ class PopularityGate(Gate):
         return ()
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the popularity against the cutoff.
+        """Score ``popularity / (popularity + cutoff)``.
 
         Raises:
             EvidenceError: The popularity is missing, NaN or below 0.
@@ -108,8 +108,8 @@ class NeighboursGate(Gate):
     """SKR-kNN (Wang et al. 2023; a baseline of SlimPLM, section 4.3): the k nearest labelled questions vote.
 
     Attributes:
-        examples: JSONL file of labelled questions (``question`` and ``known`` or ``closed_book_correct``: whether
-            the LLM answered correctly by itself).
+        examples: JSONL file of labelled questions. Each line has ``question``, and ``known`` or
+            ``closed_book_correct``: whether the LLM answered correctly without retrieval.
         k: Number of neighbours that vote, at least 1.
         embedder: Catalogue name, folder or Hub id of the sentence embedder.
     """
@@ -129,7 +129,7 @@ class NeighboursGate(Gate):
         return (NeighboursSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the share of votes for known, with one extra vote for unknown."""
+        """Score by the share of the neighbours that vote for known, with one extra vote for unknown."""
         labels = evidence[self.specs[0]]
         known = sum(labels)
         # With the extra vote, ties are below 0.5 and retrieve.
@@ -228,7 +228,7 @@ class TokenProbabilityGate(Gate):
         return (DraftSpec(self.tokens, self.source),)
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the statistic of the token probabilities.
+        """Score the draft's token probabilities by `statistic`.
 
         Raises:
             EvidenceError: The draft has no log-probabilities.

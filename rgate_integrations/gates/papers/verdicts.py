@@ -106,7 +106,7 @@ class IKGate(VerdictGate):
 
     @property
     def prompt(self) -> PromptTemplate:
-        """The prompt, with the question alone or with the draft, too."""
+        """The prompt for the question and its draft or, if `tokens` is 0, for the question alone."""
         return IK_DRAFT if self.tokens else IK_QUESTION
 
 
