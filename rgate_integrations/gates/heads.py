@@ -52,10 +52,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         p_known = P(always answered) + P(answered if the fact is known) * P(the LLM knows the fact)
 
     Every segment (sentence or line) is scored, and the request gets the lowest P(known). Pasted text is a
-    separate kind, which needs no retrieval. The encoder recognises the kinds, in any language, and takes a first look
-    at facts. The reader, a second model for English only, takes a closer look where the LLM may know the fact well
-    enough to skip. In other languages, the first look decides. Requests with more than eight questions, and
-    short ones with a URL, always retrieve; a follow-up retrieves unless P(known) is high.
+    separate kind, which needs no retrieval. The encoder recognises the kinds, in any language, and estimates whether
+    the LLM knows the fact. If that might be enough to skip an English request, a second model, the reader, replaces
+    the estimate with a better one. Requests with more than eight questions, and short ones with a URL, always
+    retrieve; a follow-up retrieves unless P(known) is high.
 
     The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and
     ``known``, P(the LLM knows the fact), if that matters. Drafts are ignored.
@@ -67,8 +67,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             An empty name, or an unknown one without a size, is treated as an LLM with 8B parameters.
         llm_name_source: Where the name was detected; empty if the user gave it.
         ability: How much the LLM knows; looked up by its name unless given. None if unknown.
-        margin: By how much the first look may underestimate P(the LLM knows the fact), in logits, at least 0. If the
-            request would retrieve even with that much added, the reader is not asked.
+        margin: By how much the encoder may underestimate P(the LLM knows the fact), in logits, at least 0. If the
+            request would retrieve even with that much added, the reader is not used.
         threshold: The threshold; by default the artefact's.
         proxy: The model that the heads were trained on. Set it if that model has another name or path here.
     """
