@@ -19,6 +19,7 @@ from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.index import BM25Index
 from rgate_integrations.langchain import (
     ClaimQueryRewriter,
+    CorpusRetriever,
     GatedRetriever,
     IndexRetriever,
     RetrievalGate,
@@ -108,6 +109,7 @@ WRONG = [
     (ConfigurationError, "several steps", lambda: RetrievalGate().route(**ARMS, answer_first=PREFETCH)),
     (TypeError, "'str'", lambda: GATE.guard("a retriever")),
     (ValidationError, "max_querys", lambda: GatedRetriever(retriever=Search(), max_querys=3)),
+    (ValidationError, "kk", lambda: CorpusRetriever(parts={"docs": Search()}, kk=3)),
     (ValidationError, "known_message", lambda: GatedRetriever(retriever=Search(), known_message=3)),
     (ValidationError, "max_queries", lambda: GatedRetriever(retriever=Search(), max_queries=0)),
     (ValidationError, "k\n", lambda: GatedRetriever(retriever=Search(), k=0)),

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 from uuid import UUID
 
@@ -40,8 +40,8 @@ from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import count_thinking, read_reply
 
-# The attribute with which a handler declines an event; `on_text` has none.
-_IGNORED_BY = {
+# LangChain's events, and for each the attribute with which a handler declines it.
+_IGNORED_BY: dict[str, str | None] = {
     "on_llm_start": "ignore_llm",
     "on_chat_model_start": "ignore_chat_model",
     "on_llm_new_token": "ignore_llm",
@@ -61,6 +61,7 @@ _IGNORED_BY = {
     "on_retriever_error": "ignore_retriever",
     "on_retry": "ignore_retry",
     "on_custom_event": "ignore_custom_event",
+    "on_text": None,
 }
 
 
@@ -79,15 +80,6 @@ def inherited_config(config: RunnableConfig | None) -> AbstractContextManager[No
     its call, so the listeners would get events of the arm again.
     """
     return variable_set(var_child_runnable_config, config)
-
-
-def _buffer_event(event: str) -> Any:
-    """Return a callback that keeps this event for the listeners and does nothing else."""
-
-    def callback(self: BufferingHandler, *args: Any, **kwargs: Any) -> None:
-        self.keep(event, args, kwargs)
-
-    return callback
 
 
 class BufferingHandler(BaseCallbackHandler):
@@ -133,11 +125,19 @@ class BufferingHandler(BaseCallbackHandler):
         self._is_released = True
         while self._events:
             event, args, kwargs = self._events.pop(0)
-            ignored_by = _IGNORED_BY.get(event)
-            yield Call(handle_event, ahandle_event, self._listeners, event, ignored_by, *args, **kwargs)
+            yield Call(
+                handle_event, ahandle_event, self._listeners, event, _IGNORED_BY[event], *args, **kwargs
+            )
 
-    def keep(self, event: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep an event for the listeners, if there are any, until `flush` passes it on or `shut_down` drops it."""
+    def keep(self, event: str, /, *args: Any, **kwargs: Any) -> None:
+        """Keep an event for the listeners, if there are any, until `flush` passes it on or `shut_down` drops it.
+
+        The start and end of an LLM also change `running`.
+        """
+        if event in ("on_llm_start", "on_chat_model_start"):
+            self.running.add(kwargs["run_id"])
+        elif event in ("on_llm_end", "on_llm_error"):
+            self.running.discard(kwargs["run_id"])
         if not self._listeners or (self._is_shut_down and not self._is_released):
             return
         if self._is_shut_down and event.endswith("_error"):
@@ -146,50 +146,18 @@ class BufferingHandler(BaseCallbackHandler):
 
     # --- called by LangChain ---------------------------------------------------------------------------------
 
-    def on_llm_start(self, *args: Any, **kwargs: Any) -> None:
-        """Record that an LLM has started."""
-        self.running.add(kwargs["run_id"])
-        self.keep("on_llm_start", args, kwargs)
-
-    def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
-        """Record that a chat model has started."""
-        self.running.add(kwargs["run_id"])
-        self.keep("on_chat_model_start", args, kwargs)
-
     def on_llm_new_token(self, *args: Any, **kwargs: Any) -> None:
         """Record a token's metadata, or stop the LLM."""
         if self._is_shut_down:
             raise GenerationCancelled
         self._record(kwargs.get("chunk"), kwargs["run_id"])
-        self.keep("on_llm_new_token", args, kwargs)
+        self.keep("on_llm_new_token", *args, **kwargs)
 
     def on_llm_end(self, *args: Any, **kwargs: Any) -> None:
-        """Record that an LLM has ended, and its metadata if it did not stream."""
-        self.running.discard(kwargs["run_id"])
+        """Record an LLM's metadata if it did not stream."""
+        self.keep("on_llm_end", *args, **kwargs)
         if kwargs["run_id"] != self._writer:
             self._record(args[0].generations[0][0], kwargs["run_id"])
-        self.keep("on_llm_end", args, kwargs)
-
-    def on_llm_error(self, *args: Any, **kwargs: Any) -> None:
-        """Record that an LLM has failed."""
-        self.running.discard(kwargs["run_id"])
-        self.keep("on_llm_error", args, kwargs)
-
-    on_stream_event = _buffer_event("on_stream_event")
-    on_chain_start = _buffer_event("on_chain_start")
-    on_chain_end = _buffer_event("on_chain_end")
-    on_chain_error = _buffer_event("on_chain_error")
-    on_tool_start = _buffer_event("on_tool_start")
-    on_tool_end = _buffer_event("on_tool_end")
-    on_tool_error = _buffer_event("on_tool_error")
-    on_agent_action = _buffer_event("on_agent_action")
-    on_agent_finish = _buffer_event("on_agent_finish")
-    on_retriever_start = _buffer_event("on_retriever_start")
-    on_retriever_end = _buffer_event("on_retriever_end")
-    on_retriever_error = _buffer_event("on_retriever_error")
-    on_retry = _buffer_event("on_retry")
-    on_custom_event = _buffer_event("on_custom_event")
-    on_text = _buffer_event("on_text")
 
     def _record(self, chunk: Any, run_id: UUID) -> None:
         """Record the log-probabilities and metadata of a chunk, or of a whole answer."""
@@ -214,6 +182,11 @@ class BufferingHandler(BaseCallbackHandler):
         if usage:
             # The maximum, because chunks after the first may report 0.
             answer.prompt_tokens = max(answer.prompt_tokens, usage["input_tokens"])
+
+
+# LangChain calls one method per event. The class itself defines those that do more than keep their event.
+for _event in _IGNORED_BY.keys() - vars(BufferingHandler).keys():
+    setattr(BufferingHandler, _event, partialmethod(BufferingHandler.keep, _event))
 
 
 class CancellableTracer:

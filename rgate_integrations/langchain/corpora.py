@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -51,10 +51,6 @@ class PerCorpus(FlowRunnable[Input, Output]):
     @abstractmethod
     def merge(self, results: Mapping[str, Any]) -> Any:
         """Merge what the parts returned or raised for one input, best corpus first."""
-
-    def with_parts(self, parts: Mapping[str, Runnable[Any, Any]]) -> Self:
-        """Return a copy with these runnables as its parts."""
-        return self.model_copy(update={"parts": dict(parts)})
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:

@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from langchain_core import decisions as names
+
 from rgate_integrations.decision import Decision, Request
 from rgate_integrations.engine.decider import Decider
-from rgate_integrations.errors import EvidenceError, MissingDependencyError
+from rgate_integrations.errors import EvidenceError
 from rgate_integrations.runtime.flow import Call, Flow
-
-try:
-    from langchain_core import decisions as names
-except ImportError as error:
-    raise MissingDependencyError(
-        "The installed langchain-core has no decision models.",
-        hint='Install a newer one: pip install "langchain-core>=1.8".',
-    ) from error
 
 _QUESTION = "Does the LLM know the answer to this question?"
 

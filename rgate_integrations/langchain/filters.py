@@ -26,7 +26,6 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$nin": lambda value, operand: value not in list(operand),
 }
 _MISSING = object()  # the value of a key that a document does not have
-_MAX_DEPTH = 64  # levels of nested conditions; Python's recursion limit does not allow many more
 
 
 def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
@@ -41,8 +40,8 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
 
     Raises:
         ConfigurationError: The filter is neither a mapping nor a function, an operator is unknown or has an
-            invalid operand, a condition has no key, or more than 64 levels are nested. The returned function
-            raises it for a key such as ``"a.b"`` that means ``{"a": {"b": …}}``.
+            invalid operand, or a condition has no key. The returned function raises it for a key such as
+            ``"a.b"`` that means ``{"a": {"b": …}}``.
 
     Example:
         >>> passes = as_predicate({"year": {"$gte": 1990}, "tag": ["a", "b"]})
@@ -56,44 +55,39 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
             f"A filter must be a mapping or a function of the document, not {type(filter).__name__}.",
             hint='Pass a mapping such as {"year": {"$gte": 1990}}.',
         )
-    condition = _compile(filter or {}, has_key=False, depth=_MAX_DEPTH)
+    condition = _compile(filter or {}, has_key=False)
     return lambda document: condition(document.metadata)
 
 
-def _compile(condition: Any, *, has_key: bool, depth: int) -> _Condition:
+def _compile(condition: Any, *, has_key: bool) -> _Condition:
     """Compile a value, a list of values, or a mapping of operators and keys.
 
     Args:
         condition: The condition.
         has_key: Whether the condition tests the value of a key; if not, it tests the metadata as a whole.
-        depth: How many levels of conditions are still allowed, including this one.
 
     Raises:
         ConfigurationError: See `as_predicate`.
     """
-    if depth == 0:
-        raise ConfigurationError(
-            f"The filter has more than {_MAX_DEPTH} nested levels.", hint="Nest fewer conditions."
-        )
     if isinstance(condition, list | tuple | set):
         condition = {"$in": condition}
     elif not isinstance(condition, Mapping):
         condition = {"$eq": condition}
-    parts = [_compile_part(name, operand, has_key, depth - 1) for name, operand in condition.items()]
+    parts = [_compile_part(name, operand, has_key) for name, operand in condition.items()]
     # A list, not a generator: all parts are evaluated, so a key with a dot raises wherever it is in the filter.
     return lambda value: all([part(value) for part in parts])
 
 
-def _compile_part(name: Any, operand: Any, has_key: bool, depth: int) -> _Condition:
+def _compile_part(name: Any, operand: Any, has_key: bool) -> _Condition:
     """Compile an operator, or the conditions of a key."""
     if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
         raise ConfigurationError(f"The filter operator {name} takes a list, not {operand!r}.")
     if name in ("$and", "$or"):
-        parts = [_compile(part, has_key=has_key, depth=depth) for part in operand]
+        parts = [_compile(part, has_key=has_key) for part in operand]
         combine = all if name == "$and" else any
         return lambda value: combine([part(value) for part in parts])
     if name == "$not":
-        condition = _compile(operand, has_key=has_key, depth=depth)
+        condition = _compile(operand, has_key=has_key)
         return lambda value: not condition(value)
     if name in _COMPARISONS:
         if not has_key:
@@ -107,7 +101,7 @@ def _compile_part(name: Any, operand: Any, has_key: bool, depth: int) -> _Condit
             f"Unknown filter operator {name!r}.",
             hint=f"Use one of {', '.join([*_COMPARISONS, '$not', '$and', '$or'])}.",
         )
-    condition = _compile(operand, has_key=True, depth=depth)
+    condition = _compile(operand, has_key=True)
     return lambda value: condition(_get(value, name))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, ClassVar, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 from langchain_core.documents import Document
 from langchain_core.messages import AnyMessage
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
-from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from langchain_core.runnables.base import Other, RunnableLike, coerce_to_runnable
+from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
+from pydantic import Field, PrivateAttr, field_validator
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
@@ -47,9 +47,6 @@ from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
 
-_Input = TypeVar("_Input")
-_Retrieved = TypeVar("_Retrieved")
-_Direct = TypeVar("_Direct")
 _log = logging.getLogger("rgate_integrations")
 
 LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
@@ -258,12 +255,12 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def route(
         self,
         *,
-        retrieve: RunnableLike[_Input, _Retrieved] | Mapping[str, RunnableLike[_Input, _Retrieved]],
-        direct: RunnableLike[_Input, _Direct],
+        retrieve: RunnableLike[Input, Output] | Mapping[str, RunnableLike[Input, Output]],
+        direct: RunnableLike[Input, Other],
         answer_first: bool | AnswerFirst = False,
         look_first: bool | LookFirst = False,
         condensed_key: str | None = None,
-    ) -> RetrievalRouter[_Input, _Retrieved | _Direct]:
+    ) -> RetrievalRouter[Input, Output | Other]:
         """Return a runnable that sends each input to one of two arms.
 
         Args:
@@ -290,37 +287,34 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.
             DownloadError: With ``corpus=True``: the encoder could not be downloaded.
         """
-        searched = self._as_searched(retrieve, CorpusChain)
-        if self.corpus is True:
-            looks: Any = {"answer_first": answer_first, "look_first": look_first}
-            return self._with_profiles(searched).route(
-                retrieve=searched, direct=direct, condensed_key=condensed_key, **looks
-            )
         if condensed_key is not None and self.condense is None:
             raise ConfigurationError(
                 "condensed_key= needs condense=.", hint="Pass condense= to RetrievalGate."
             )
+        searched, gate = self._searched_and_profiled(retrieve, CorpusChain)
         arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
         strategy = Strategy.from_options(
-            self.gate,
-            lambda gate: self._sibling_gate(gate).for_arm(arm),
+            gate.gate,
+            lambda decider: self._sibling_gate(decider).for_arm(arm),
             answer_first=answer_first,
             look_first=look_first,
             chooses_corpus=next(runnables_in(searched, PerCorpus), None) is not None,
         )
-        strategy.made_for = self.for_arm(arm)
+        strategy.made_for = gate.for_arm(arm)
         return RetrievalRouter(
             strategy.made_for, retrieve=searched, direct=arm, strategy=strategy, condensed_key=condensed_key
         )
 
-    def _as_searched(self, value: Any, kind: type[Any]) -> Runnable[Any, Any]:
-        return as_searched(value, kind, self.gate.corpora, any_corpora=self.corpus is True)
+    def _searched_and_profiled(self, value: Any, kind: type[Any]) -> tuple[Runnable[Any, Any], Self]:
+        """Return what is searched as a runnable, see `as_searched`, and the gate for it.
 
-    def _with_profiles(self, searched: Runnable[Any, Any]) -> Self:
-        """Return a copy with profiles of the searched passages for ``corpus=True``; otherwise the gate itself."""
+        That gate is this one, or with ``corpus=True`` a copy with profiles of the searched passages.
+        """
+        searched = as_searched(value, kind, self.gate.corpora, any_corpora=self.corpus is True)
         if self.corpus is not True:
-            return self
-        return type(self)(**{**dict(self), "gate": self.unadjusted, "corpus": profile_searched(searched)})
+            return searched, self
+        fields = {**dict(self), "gate": self.unadjusted, "corpus": profile_searched(searched)}
+        return searched, type(self)(**fields)
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
         """Return a runnable for a decider; it reads inputs as this gate does, but writes no drafts."""
@@ -362,10 +356,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             DownloadError: With ``corpus=True``: the encoder could not be downloaded.
             pydantic.ValidationError: ``k`` or ``max_queries`` is below 1.
         """
-        searched = self._as_searched(retriever, CorpusRetriever)
+        searched, gate = self._searched_and_profiled(retriever, CorpusRetriever)
         return GatedRetriever(
             retriever=searched,
-            gate=self._with_profiles(searched),
+            gate=gate,
             k=k,
             always_include_question=always_include_question,
             max_queries=max_queries,
@@ -405,7 +399,6 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         InvalidQuestionError: An input has no question, or an empty one.
     """
 
-    model_config = ConfigDict(extra="forbid")
     run_type: ClassVar[str] = "retriever"
 
     retriever: Runnable[Any, Any]

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.decider import Failed
-from rgate_integrations.engine.loading import resolve_gate
+from rgate_integrations.engine.decider import fallback_decision
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import (
     ConfigurationError,
@@ -80,8 +79,6 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
                 hint='Pass a list such as ["search_docs"].',
             )
         self.gate = as_gate_runnable(gate)
-        # Used if the input has no question: it always retrieves, so nothing is hidden.
-        self._without_question = resolve_gate("constant:always")
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unchecked = frozenset(tool for tool in tools if isinstance(tool, str))
 
@@ -123,7 +120,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         try:
             decision = check_decision((yield Call(self.gate.invoke, self.gate.ainvoke, messages)))
         except InvalidQuestionError as error:  # an agent may run without a question
-            (decision,) = yield from self._without_question.flow([Failed(error)])
+            decision = fallback_decision(error)
         yield from emit_decision_event(decision)
         return {"retrieval_decision": decision, "retrieval_decisions": {self.name: decision}}
 

@@ -49,9 +49,10 @@ class IndexRetriever(BaseRetriever):
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        search = self._get_relevant_documents
         # Embedding takes milliseconds of CPU time, which would block the event loop.
-        return await run_in_executor(None, search, query, run_manager=run_manager.get_sync(), k=k)
+        return await run_in_executor(
+            None, self._get_relevant_documents, query, run_manager=run_manager.get_sync(), k=k
+        )
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):

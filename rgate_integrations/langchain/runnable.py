@@ -141,6 +141,8 @@ def _make_runs(
 class FlowRetriever(BaseRetriever):
     """Mixin that makes a `FlowRunnable` a LangChain retriever."""
 
+    model_config = ConfigDict(extra="forbid")  # LangChain's own retrievers ignore unknown names
+
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:

@@ -120,7 +120,8 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
     if isinstance(arm, CorpusChain):
         halves = {name: split_arm(part) for name, part in arm.parts.items()}
         searches = {name: search for name, (search, _) in halves.items()}
-        return arm.with_parts(searches), arm.with_parts({name: rest for name, (_, rest) in halves.items()})
+        rests = {name: rest for name, (_, rest) in halves.items()}
+        return arm.model_copy(update={"parts": searches}), arm.model_copy(update={"parts": rests})
     if isinstance(arm, RunnableBindingBase):
         first, rest = split_arm(arm.bound)
         # A chain passes bound arguments to its first step; a bound config applies to all steps.

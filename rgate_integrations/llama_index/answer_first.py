@@ -99,7 +99,7 @@ class EngineStream(ChunkStream):
         answer: Receives metadata from the LLM's events, such as log-probabilities.
 
     Attributes:
-        response: The response; None until the engine has run.
+        response: The response, of a streaming one without its stream; None until the engine has run.
     """
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: PartialAnswer) -> None:
@@ -121,16 +121,6 @@ class EngineStream(ChunkStream):
         """Await the next chunk, or `END`."""
         with variable_set(_active_stream, self):
             return await super().anext()
-
-    def close(self) -> None:
-        """Close the response's iterator early, which also ends the request to the LLM."""
-        self.response = None  # it refers to the iterator
-        super().close()
-
-    async def aclose(self) -> None:
-        """Close the response's asynchronous iterator early, which also ends the request to the LLM."""
-        self.response = None
-        await super().aclose()
 
     def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
         """Record the metadata that the LLM sends with a chunk."""
@@ -155,21 +145,24 @@ class EngineStream(ChunkStream):
             answer.has_end = get_field(choice, "finish_reason") is not None
 
     def _ask(self) -> Iterator[Any]:
-        self.response = self._engine.query(self._bundle)
-        if isinstance(self.response, StreamingResponse):
-            return iter(self.response.response_gen)
-        return iter([self.response])
+        response: Any = self._engine.query(self._bundle)
+        self.response = response
+        if not isinstance(response, StreamingResponse):
+            return iter([response])
+        # Without the stream, because a reference to it could keep the request to the LLM open after `close`.
+        self.response = replace(response, response_gen=None)  # type: ignore[arg-type]
+        return iter(response.response_gen)
 
     async def _aask(self) -> AsyncIterator[Any]:
-        response = await self._engine.aquery(self._bundle)
+        response: Any = await self._engine.aquery(self._bundle)
+        self.response = response
+        if not isinstance(response, StreamingResponse | AsyncStreamingResponse):
+            return in_threads(iter([response]))
+        self.response = AsyncStreamingResponse(None, response.source_nodes, response.metadata)  # type: ignore[arg-type]
         # Some engines stream only synchronously, even when awaited.
         if isinstance(response, StreamingResponse):
-            chunks: Any = in_threads(iter(response.response_gen))
-            response = AsyncStreamingResponse(chunks, response.source_nodes, response.metadata)
-        self.response = response
-        if isinstance(response, AsyncStreamingResponse):
-            return aiter(response.response_gen)
-        return in_threads(iter([response]))
+            return in_threads(iter(response.response_gen))
+        return aiter(response.response_gen)
 
 
 async def in_threads(chunks: Iterator[Any]) -> AsyncGenerator[Any]:

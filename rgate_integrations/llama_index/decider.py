@@ -7,18 +7,17 @@ its decision is attached to the query bundle, which the router passes to the arm
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import LLM, LLMMetadata
 from llama_index.core.memory.types import BaseMemory
-from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.prompts.mixin import PromptDictType, PromptMixin
 from llama_index.core.schema import QueryBundle, QueryType
 from llama_index_instrumentation import get_dispatcher
 
@@ -239,11 +238,10 @@ class QueryDecider:
         return tuple(turns)
 
 
-class Gated:
+class Gated(PromptMixin):
     """Mixin for an engine, retriever or selector that has a decider: changes its threshold and its prompts."""
 
     decider: QueryDecider
-    get_prompts: Callable[[], PromptDictType]
 
     def with_threshold(self, threshold: float | None) -> Self:
         """Return a copy with another threshold; this object keeps its own.
@@ -274,13 +272,11 @@ class Gated:
                 raise ConfigurationError(
                     f"Unknown prompt key {key!r}.", hint=f"The keys are: {', '.join(known) or 'none'}."
                 )
-        # LlamaIndex's own method does not accept keys of nested parts, and the methods that it calls are private.
+        # LlamaIndex's own method accepts only the keys of a part, not those of a part's parts.
+        parts = self._get_prompt_modules()
         for key, prompt in prompts_dict.items():
-            part: Any = self
-            *names, last = key.split(":")
-            for name in names:
-                part = part._get_prompt_modules()[name]  # noqa: SLF001
-            part._update_prompts({last: prompt})  # noqa: SLF001
+            name, _, rest = key.partition(":")
+            parts[name].update_prompts({rest: prompt})
 
 
 class WithoutPrompts:

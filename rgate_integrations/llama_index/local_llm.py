@@ -34,8 +34,6 @@ from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.streamed_answer import GenerationOptions
 
-__all__ = ["LocalLLM"]
-
 
 class LocalLLM(LLM, GenerationOptions):
     """An LLM that runs in this process on transformers, and shares its weights with gates on the same model.

@@ -100,13 +100,13 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
     for name, part in parts.items():
         if isinstance(part, IndexRetriever):
             profiles[name] = profile_index(part.index, name)
-            continue
-        index: Any = getattr(part, "_index", None)
-        ids = _node_ids(index)
-        if ids is None:
-            raise missing_passages(f"a {type(part).__name__}")
-        texts = [node.get_content() for node in index.docstore.get_nodes(ids)]
-        profiles[name] = profile_texts(texts, name)
+        else:
+            index: Any = getattr(part, "_index", None)
+            ids = _node_ids(index)
+            if ids is None:
+                raise missing_passages(f"a {type(part).__name__}")
+            texts = [node.get_content() for node in index.docstore.get_nodes(ids)]
+            profiles[name] = profile_texts(texts, name)
     return profiles
 
 
