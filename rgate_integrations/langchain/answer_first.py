@@ -73,8 +73,7 @@ class ArmAnswer(BufferedAnswer):
     """
 
     def __init__(self, direct: DirectArm, parent: Run) -> None:
-        config = parent.child("direct")
-        config["tags"] = [*config.get("tags", []), "direct"]
+        config = parent.child("direct", tags=("direct",))
         self._direct = direct
         self._input = parent.input
         self._cancellation: dict[str, Any] = {}
@@ -197,8 +196,7 @@ def extract_text(chunk: Any, keys: Sequence[str] = _ANSWER_KEYS) -> str | None:
             return ""  # a chain streams its keys one after another, so the answer may come later
     if isinstance(chunk, BaseMessage):
         calls = getattr(chunk, "tool_call_chunks", None) or getattr(chunk, "tool_calls", None)
-        if not calls:
-            return chunk.text
+        return None if calls else chunk.text
     return chunk if isinstance(chunk, str) else None
 
 

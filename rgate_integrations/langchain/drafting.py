@@ -61,8 +61,7 @@ class GateCall:
 
     def hidden_run(self, tag: str) -> RunnableConfig:
         """Return a config with this tag for a run that is not part of the answer, and hidden from message streams."""
-        config = self.run.child()
-        return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}
+        return self.run.child(tags=(NO_STREAM_TAG, tag))
 
     def item(self) -> Request | Failed:
         """Return the request to the gate, or the failure that prevents one."""

@@ -8,7 +8,13 @@ from typing import Any
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
-from langchain_core.messages import AIMessageChunk, BaseMessage, ChatMessage
+from langchain_core.messages import (
+    AIMessageChunk,
+    BaseMessage,
+    BaseMessageChunk,
+    ChatMessage,
+    message_chunk_to_message,
+)
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field, SkipValidation
@@ -39,9 +45,9 @@ class LocalChat(BaseChatModel, GenerationOptions):
         proxy: The model itself, instead of its name.
 
     Raises:
-        ConfigurationError: Raised by a call: a message has an unknown type or content other than text, an
-            option is unknown, the prompt fills the model's context, ``layers`` names a layer that does not exist,
-            or the model's chat template is missing or rejects the messages.
+        ConfigurationError: Raised by a call: a message has content other than text, an option is unknown, the
+            prompt fills the model's context, ``layers`` names a layer that does not exist, or the model's chat
+            template is missing or rejects the messages.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat
@@ -132,12 +138,9 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
 def _turn(message: BaseMessage) -> dict[str, str]:
     """Return a message as a turn for a chat template, with ``role`` and ``content``."""
-    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
-    if role is None:
-        raise ConfigurationError(
-            f"A local model cannot read messages of type {message.type!r}.",
-            hint=f"Use messages of these types: {', '.join(_ROLES)}.",
-        )
+    # A history may have chunks, such as the sum of an earlier stream.
+    kind = message_chunk_to_message(message).type if isinstance(message, BaseMessageChunk) else message.type
+    role = message.role if isinstance(message, ChatMessage) else _ROLES[kind]
     if role != "assistant" and any(block["type"] != "text" for block in message.content_blocks):
         raise ConfigurationError(
             f"A local model can only read text, but a message of type {message.type!r} has other content.",

@@ -123,12 +123,8 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
 
 def _as_typed_message(message: BaseMessage) -> BaseMessage:
     """Convert a user's or assistant's `ChatMessage` to the class of its role; return others unchanged."""
-    if isinstance(message, ChatMessage):
-        role = message.role.lower()
-        if role in ("user", "human"):
-            return HumanMessage(message.content)
-        if role in ("assistant", "ai"):
-            return AIMessage(message.content)
+    if isinstance(message, ChatMessage) and message.role.lower() in ("user", "human", "assistant", "ai"):
+        (message,) = convert_to_messages([(message.role.lower(), message.content)])
     return message
 
 

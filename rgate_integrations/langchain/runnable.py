@@ -37,9 +37,11 @@ class Run:
     manager: Any
     options: dict[str, Any] = field(default_factory=dict)
 
-    def child(self, tag: str | None = None) -> RunnableConfig:
-        """Return a config for a child of this run, whose callbacks have the tag, if given."""
-        return patch_config(self.config, callbacks=self.manager.get_child(tag))
+    def child(self, tag: str | None = None, *, tags: Sequence[str] = ()) -> RunnableConfig:
+        """Return a config for a child of this run; the child's run gets the tag, all runs within it get the tags."""
+        config = patch_config(self.config, callbacks=self.manager.get_child(tag))
+        config["tags"] = [*config["tags"], *tags]
+        return config
 
 
 class FlowRunnable(RunnableSerializable[Input, Output]):

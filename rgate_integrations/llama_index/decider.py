@@ -18,7 +18,7 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import LLM, LLMMetadata
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.prompts.mixin import PromptDictType, PromptMixin
-from llama_index.core.schema import QueryBundle, QueryType
+from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
 from rgate_integrations.answering.drafting import attach_draft
@@ -67,9 +67,9 @@ def get_llm_name(llm: LLM | None) -> str:
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
 
-def copy_bundle(query: QueryType) -> QueryBundle:
+def copy_bundle(bundle: QueryBundle) -> QueryBundle:
     """Return a new bundle, because LlamaIndex's vector retriever writes the embedding into the one that it gets."""
-    return QueryBundle(query) if isinstance(query, str) else replace(query)
+    return replace(bundle)
 
 
 def check_part(part: object, method: str) -> None:

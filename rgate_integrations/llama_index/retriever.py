@@ -228,9 +228,6 @@ class GatedRetriever(Gated, FlowRetriever):
 class _NoteMetadata(dict[str, Any]):
     """Metadata that has every key, because postprocessors that sort by ``date`` fail on a node without it."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _NoteMetadata, (dict(self),)
-
     def __missing__(self, key: str) -> None:
         return None
 
