@@ -91,8 +91,6 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     condensed_key: str | None = None
 
     _direct_arm: DirectArm = PrivateAttr()
-    _search_arm: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None = PrivateAttr()
-    _prepared: tuple[Any, Any] = PrivateAttr(default=(None, None))
 
     def __init__(
         self,
@@ -125,15 +123,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         adapt = getattr(type(gate), "for_arm", None)
         if adapt is not None and self.strategy.answer_first is None:
             self.gate = adapt(gate, self.direct)
-        self._prepare_arms()  # an unsuitable retrieve arm raises here
-
-    def _prepare_arms(self) -> None:
-        """Prepare each arm that is new, as in a copy; keep others: the direct arm remembers what its LLM refuses."""
-        if self._prepared[0] is not self.direct:
-            self._direct_arm = DirectArm(self.direct)
-        if self._prepared[1] is not self.retrieve:
-            self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
-        self._prepared = (self.direct, self.retrieve)
+        self._direct_arm = DirectArm(self.direct)
+        if self.strategy.searches_ahead:
+            split_arm(self.retrieve)  # an unsuitable arm raises here, not in the first call
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -236,8 +228,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def _route(self, runs: list[Run]) -> Flow[Sequence[RouterInput]]:
         """Decide about a batch; each input's result is what remains to run, or its exception."""
-        self._prepare_arms()
-        call = RouterCall(self, runs, self._direct_arm, self._search_arm)
+        # Kept, because it remembers what its LLM refuses. A copy of the router may have other arms.
+        if self._direct_arm.arm is not self.direct:
+            self._direct_arm = DirectArm(self.direct)
+        search = split_arm(self.retrieve) if self.strategy.searches_ahead else None
+        call = RouterCall(self, runs, self._direct_arm, search)
         if self.condensed_key is not None:
             yield from call.condense(self.condensed_key)
         yield from call.route()
@@ -348,30 +343,26 @@ class RouterCall(RoutedCall[RouterInput]):
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Return the gate's decision or error for each input, asking once for the whole batch."""
-        return (yield from self._ask(self.router.gate, "gate"))
+        return (yield from self._ask(self.router.gate, "gate", self.inputs))
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
         """Return the question gate's decision or error for each input, asking once for the whole batch."""
-        return (yield from self._ask(self.strategy.question_gate, "screening"))
-
-    def _ask(self, gate: Any, tag: str) -> Flow[Sequence[Decision | Exception]]:
-        values = [item.gate_input for item in self.inputs]
-        results = yield BatchCall(gate, values, [item.run.child(tag) for item in self.inputs])
-        return list(map(check_decision, results))
+        return (yield from self._ask(self.strategy.question_gate, "screening", self.inputs))
 
     def judge(self, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
         """Return the decision or error of `Strategy.judge` for each partial answer, asking once for all."""
         judge = self.strategy.judge
-        values = []
         for item in inputs:
             # If the question gate has condensed the input, the judge must not do so again.
             if getattr(judge, "condense", None) is not None and item.screening is not None:
-                values.append(item.screening.question)
-            else:
-                values.append(item.gate_input)
-        configs = [item.run.child("gate") for item in inputs]
-        drafts = [item.draft for item in inputs]
-        results = yield BatchCall(judge, values, configs, drafts=drafts)
+                item.gate_input = item.screening.question
+        return (yield from self._ask(judge, "gate", inputs, drafts=[item.draft for item in inputs]))
+
+    def _ask(
+        self, gate: Any, tag: str, inputs: Sequence[RouterInput], **options: Any
+    ) -> Flow[Sequence[Decision | Exception]]:
+        configs = [item.run.child(tag) for item in inputs]
+        results = yield BatchCall(gate, [item.gate_input for item in inputs], configs, **options)
         return list(map(check_decision, results))
 
     def begin(self, item: RouterInput) -> ArmAnswer:
