@@ -123,7 +123,10 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
         (lambda: RetrievalGate(Sure(), corpus={}), "accepts no corpus"),
         (lambda: RetrievalGate(top=2), "top= needs a corpus"),
         (lambda: RetrievalGate(corpus=False, top=2), "top= needs a corpus"),
-        (lambda: RetrievalGate(corpus=True).invoke("a"), "needs a retriever or chain"),
+        (
+            lambda: RetrievalGate(corpus=True).invoke("a"),
+            "With corpus=True, the gate cannot decide by itself",
+        ),
         (lambda: RetrievalGate(corpus=True).guard(Search()), "cannot be read from"),
         (lambda: RetrievalGateSelector(corpus=True), "cannot be read from"),
         (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "cannot be read from"),

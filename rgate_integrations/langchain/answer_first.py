@@ -129,7 +129,15 @@ class ArmAnswer(BufferedAnswer):
 
 
 class ArmStream(ChunkStream):
-    """The chunks of an arm. Closing it stops the LLM, even if the arm would otherwise read the whole answer."""
+    """The chunks of an arm. Closing it stops the LLM, even if the arm would otherwise read the whole answer.
+
+    Args:
+        arm: The arm.
+        value: Its input.
+        config: The config of its run.
+        options: Further arguments of its call.
+        events: The handler that stops the LLM.
+    """
 
     def __init__(
         self,
@@ -187,7 +195,12 @@ _ANSWER_KEYS = ("answer", "output", "result", "response", "generation", "content
 
 
 def extract_text(chunk: Any, keys: Sequence[str] = _ANSWER_KEYS) -> str | None:
-    """Return a chunk's text, empty if the answer may come later; None for a tool call or a parsed object."""
+    """Return a chunk's text, empty if the answer may come later; None for a tool call or a parsed object.
+
+    Args:
+        chunk: A string, a message, or a dict with one of these.
+        keys: Keys under which a dict may have the answer, in order of preference.
+    """
     if isinstance(chunk, Mapping):
         key = _find_answer_key(chunk, keys)
         if key is not None:

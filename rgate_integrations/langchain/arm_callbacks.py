@@ -132,7 +132,12 @@ class BufferingHandler(BaseCallbackHandler):
     def keep(self, event: str, /, *args: Any, **kwargs: Any) -> None:
         """Keep an event for the listeners, if there are any, until `flush` passes it on or `shut_down` drops it.
 
-        The start and end of an LLM also change `running`.
+        The start and end of an LLM also update `running`.
+
+        Args:
+            event: Name of the handler's method for it.
+            *args: Positional arguments of that method.
+            **kwargs: Its keyword arguments, among them the ``run_id``.
         """
         if event in ("on_llm_start", "on_chat_model_start"):
             self.running.add(kwargs["run_id"])
@@ -147,7 +152,7 @@ class BufferingHandler(BaseCallbackHandler):
     # --- called by LangChain ---------------------------------------------------------------------------------
 
     def on_llm_new_token(self, *args: Any, **kwargs: Any) -> None:
-        """Record a token's metadata, or stop the LLM."""
+        """Record a token's metadata; after `shut_down`, raise `GenerationCancelled`, which stops the LLM."""
         if self._is_shut_down:
             raise GenerationCancelled
         self._record(kwargs.get("chunk"), kwargs["run_id"])
@@ -213,7 +218,7 @@ class CancellableTracer:
         return getattr(self._tracer, name)
 
     def copy_with_metadata_defaults(self, **defaults: Any) -> CancellableTracer:
-        """Return a wrapped copy: LangChain copies LangSmith's tracer for each run."""
+        """Return a wrapped copy of the tracer; LangChain copies LangSmith's tracer in this way for its runs."""
         return CancellableTracer(self._tracer.copy_with_metadata_defaults(**defaults), self._cancellation)
 
     def _cancel(self, event: str, value: Any, *, run_id: UUID, **kwargs: Any) -> None:

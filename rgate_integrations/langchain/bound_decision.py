@@ -1,4 +1,7 @@
-"""The threshold and the decision in the config of a call, and the event that reports a decision."""
+"""What the config of a call says to gates: a threshold, or a decision to reuse; and the event with a decision.
+
+A router *binds* its decision to the config of the arm that it runs, where the same gate inside the arm finds it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> flo
 # LangChain and LangGraph leave keys that begin with two underscores out of traces and checkpoints.
 DECISION_KEY = "__rgate_decided"
 AHEAD_KEY = "__rgate_ahead"
-"""Key under which a router that searches ahead binds a decision to search; only gates before a search read it."""
+"""Key for the decision to search that a router binds when it searches before it has decided; see `search_config`."""
 
 
 def bind_decision(
@@ -51,13 +54,14 @@ def bind_decision(
     *,
     key: str = DECISION_KEY,
 ) -> RunnableConfig:
-    """Return a copy of a config to which the decision about an input is bound.
+    """Return a copy of a config with a decision about an input, for the same gate inside an arm to reuse.
 
     Args:
         config: The config.
         gate: The gate that decided.
         value: The input.
-        decision: The decision; None, before the gate has decided, binds a decision to search for any question.
+        decision: The decision. None means that the gate has not decided yet: then a decision to search for any
+            question is bound.
         key: `DECISION_KEY`, or `AHEAD_KEY`.
     """
     # Unwrap the user's bindings and chains: a guarded retriever in an arm compares the gate itself with its own.
@@ -82,13 +86,16 @@ def bind_decision(
 
 
 def read_bound(config: RunnableConfig) -> BoundDecision | None:
-    """Return the decision that is bound to a config; None if there is none."""
+    """Return the decision that `bind_decision` put into a config; None without one."""
     bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
     return bound
 
 
 def search_config(config: RunnableConfig) -> RunnableConfig:
-    """Return the config for the gate before a search; if a router searches ahead, with its decision to search."""
+    """Return the config for a gate whose decision a search follows, such as that of a guarded retriever.
+
+    If a router around it searches before it has decided, the gate finds the router's decision to search in it.
+    """
     bound = config.get("configurable", {}).get(AHEAD_KEY)
     rebound = {**config.get("configurable", {}), DECISION_KEY: bound}
     return config if bound is None else {**config, "configurable": rebound}

@@ -116,7 +116,12 @@ def get_llm_name(arm: Runnable[Any, Any]) -> str:
 
 
 def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]:
-    """Return the name of each model that may answer in an arm; an empty name for a model without one."""
+    """Return the name of each model that may answer in an arm; an empty name for a model without one.
+
+    Args:
+        arm: The arm.
+        options: What ``bind`` has bound to the arm, which may name another model.
+    """
     if isinstance(arm, RunnableBindingBase):
         return _llm_names(arm.bound, {**arm.kwargs, **options})
     names: list[str] = []
@@ -145,7 +150,7 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
 
 
 def _get_model_name(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
-    """Return the name in a call's options, or else the model's own; empty without either."""
+    """Return the name in the options bound to a model, or else its own; empty without either."""
     bound = options.get("model") or options.get("model_name")
     if isinstance(bound, str) and bound.strip():
         return bound

@@ -44,13 +44,22 @@ class PerCorpus(FlowRunnable[Input, Output]):
         super().__init__(parts=runnables, **fields)
 
     def choose(self, config: RunnableConfig) -> tuple[str, ...]:
-        """Return the corpora whose parts run for the input with this config, best first."""
+        """Return the names of the parts that run for an input, best first.
+
+        Args:
+            config: The input's config. A surrounding router or `GatedRetriever` has bound its decision to it; without
+                a decision, all parts count.
+        """
         bound = read_bound(config)
         return chosen_corpora(None if bound is None else bound.decision, list(self.parts))[: self.max_parts]
 
     @abstractmethod
     def merge(self, results: Mapping[str, Any]) -> Any:
-        """Merge what the parts returned or raised for one input, best corpus first."""
+        """Return the output for one input, or its exception.
+
+        Args:
+            results: What each part returned or raised, by the name of its corpus, best first.
+        """
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -124,7 +133,7 @@ class CorpusRetriever(PerCorpus[str, list[Document]], FlowRetriever):
     run_type: ClassVar[str] = "retriever"
 
     def merge(self, results: Mapping[str, Any]) -> Any:
-        """Fuse the documents, or return the exception of a retriever that failed."""
+        """Return the fused documents, best first, or the exception of a retriever that failed."""
         return fuse_documents([{"rgate_corpus": name} for name in results], list(results.values()))
 
 
@@ -135,10 +144,10 @@ def as_searched(
 
     Args:
         value: A runnable, anything that LangChain coerces to one, or a mapping from the names of corpora to these.
-            For a gate without corpora, a mapping of retrievers is searched as a whole.
+            For a gate without corpora, all retrievers of a mapping are searched.
         kind: The class that combines the values of a mapping: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
-        any_corpora: Whether the gate accepts any names, because it has no corpora yet.
+        any_corpora: Whether the gate has no corpora yet, but will take those in ``value``, as with ``corpus=True``.
 
     Raises:
         ConfigurationError: The names differ from those of the gate's corpora, or the mapping is empty.

@@ -64,7 +64,7 @@ class DecisionModelGate(Decider):
         p_known = getattr(answer, "probability", getattr(answer, "noul", None))
         if p_known is None:
             return EvidenceError(
-                f"The decision model gave {getattr(answer, 'type', None)!r} instead of a probability.",
+                f"The decision model {self.name!r} gave {getattr(answer, 'type', None)!r} instead of a probability.",
                 hint="Use a decision model that answers yes-or-no questions.",
             )
         threshold = self.threshold if request.threshold is None else request.threshold

@@ -40,7 +40,8 @@ class GateCall:
         turn: The question and the turns before it; once condensed, the standalone question alone.
         condense_error: Why a follow-up could not be condensed; None if it could, or did not need to be.
         threshold: The caller's threshold; None for the gate's own.
-        draft: The draft to judge with the question, an error for the decision to report, or None.
+        draft: The draft to judge with the question, the exception that prevented one, which the decision reports, or
+            None to judge only the question.
         result: This input's result, such as the decision, or its exception; None until there is one.
     """
 
@@ -60,7 +61,7 @@ class GateCall:
             return cls(run, result=error)
 
     def hidden_run(self, tag: str) -> RunnableConfig:
-        """Return a config with this tag for a run that is not part of the answer, and hidden from message streams."""
+        """Return a config for a child run that is not part of the answer: tagged, and hidden from message streams."""
         return self.run.child(tags=(NO_STREAM_TAG, tag))
 
     def item(self) -> Request | Failed:

@@ -42,8 +42,8 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
 class EmbeddingsAdapter:
     """LangChain embeddings as the embedder of a `PassageIndex`.
 
-    Its `identity`, which is saved with an index, is a hash of a fixed text's vector: it changes with the vectors,
-    whatever the model's name.
+    Its `identity` is saved with an index, so that the index is not opened with another model. It is a hash of a fixed
+    text's vector, because not every model has a name, and a name may stand for several versions.
 
     Args:
         embeddings: The embeddings.

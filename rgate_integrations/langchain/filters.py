@@ -81,7 +81,10 @@ def _compile(condition: Any, *, has_key: bool) -> _Condition:
 def _compile_part(name: Any, operand: Any, has_key: bool) -> _Condition:
     """Compile an operator, or the conditions of a key."""
     if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
-        raise ConfigurationError(f"The filter operator {name} takes a list, not {operand!r}.")
+        raise ConfigurationError(
+            f"The filter operator {name} takes a list, not {operand!r}.",
+            hint=f'Use {{"{name}": [{operand!r}]}}.',
+        )
     if name in ("$and", "$or"):
         parts = [_compile(part, has_key=has_key) for part in operand]
         combine = all if name == "$and" else any
@@ -92,7 +95,7 @@ def _compile_part(name: Any, operand: Any, has_key: bool) -> _Condition:
     if name in _COMPARISONS:
         if not has_key:
             raise ConfigurationError(
-                f"The condition {name} {operand!r} needs a key of the metadata.",
+                f'The filter condition {{"{name}": {operand!r}}} needs a key of the metadata.',
                 hint=f'Put it under a key, as in {{"year": {{"{name}": …}}}}.',
             )
         return lambda value: _compare(_COMPARISONS[name], value, operand)

@@ -168,7 +168,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return self._unadjusted
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
-        """Return a copy adjusted to the LLM of an arm; itself if that changes nothing, as with ``llm_name=``."""
+        """Return a copy of this gate, adjusted to the LLM that answers in an arm.
+
+        If that changes nothing, for example because ``llm_name=`` was given, this gate itself is returned.
+        """
         key = self.gate, get_llm_name(direct)
         # Kept, because calls whose config has this gate share its batches only if they share the copy.
         if key not in self._adjusted:
@@ -178,7 +181,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """For ``dumpd``: the name from which the gate was loaded, if any, instead of the gate itself."""
+        """What ``dumpd`` writes instead of the gate: the name from which it was loaded; empty if it had none."""
         return {} if self._gate_name is None else {"gate": self._gate_name}
 
     @property
@@ -197,14 +200,16 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         An input without a question or with an invalid threshold gets an error as its result. So does one whose
         decision fails, if the gate has ``on_error="raise"``.
 
-        A router passes the option ``drafts``: for each input a draft to judge, None, or why there is no draft.
+        A router passes the option ``drafts``: for each input the draft to judge, the exception that prevented one, or
+        None to judge only the question.
 
         Raises:
             ConfigurationError: ``corpus=True``, but the gate was not used through `route` or `guard`.
         """
         if self.corpus is True:
             raise ConfigurationError(
-                "corpus=True needs a retriever or chain.", hint="Use the gate through guard(…) or route(…)."
+                "With corpus=True, the gate cannot decide by itself: it reads the passages of a retriever or chain.",
+                hint="Call guard(…) or route(…), and use what they return. Or pass a CorpusProfile as corpus=.",
             )
         drafts = runs[0].options.get("drafts")
         calls = [self._read(single, reuse=drafts is None) for single in runs]
@@ -232,7 +237,12 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Return the call for an input; with ``reuse``, use a decision in its config that the gate would repeat."""
+        """Return the call for an input, which has a result already if the input is invalid, or as `_reuse` sets it.
+
+        Args:
+            single: The input and its run.
+            reuse: Whether to call `_reuse`, unless the decision in the config is for any question.
+        """
         call = GateCall.read(single, self.input_key)
         try:
             call.threshold = read_threshold(self, single.config)
@@ -245,7 +255,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return call
 
     def _reuse(self, call: GateCall) -> None:
-        """Make the decision in a call's config the call's result, if this gate would only repeat that decision."""
+        """Make the decision in a call's config the call's result, if this gate would only make the same one again."""
         bound, question = read_bound(call.run.config), call.turn.question
         if bound is None or not bound.repeats(self.unadjusted, call.threshold):
             return
@@ -282,14 +292,15 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
                 ``condense`` is missing. With ``corpus=True``: the passages cannot be read. With several corpora: the
                 names of chains and corpora differ.
-            RGateError: With ``answer_first``: the question gate is invalid or cannot be loaded.
+            RGateError: `AnswerFirst.question_gate` is invalid or cannot be loaded.
             ProfileError: With ``corpus=True``: a corpus has no passages.
             ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.
             DownloadError: With ``corpus=True``: the encoder could not be downloaded.
         """
         if condensed_key is not None and self.condense is None:
             raise ConfigurationError(
-                "condensed_key= needs condense=.", hint="Pass condense= to RetrievalGate."
+                "condensed_key= needs condense=.",
+                hint="Pass condense= to RetrievalGate, or leave out condensed_key=.",
             )
         searched, gate = self._searched_and_profiled(retrieve, CorpusChain)
         arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
@@ -306,9 +317,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         )
 
     def _searched_and_profiled(self, value: Any, kind: type[Any]) -> tuple[Runnable[Any, Any], Self]:
-        """Return what is searched as a runnable, see `as_searched`, and the gate for it.
+        """Convert a retriever or a retrieve arm with `as_searched`; return it, and the gate to use with it.
 
-        That gate is this one, or with ``corpus=True`` a copy with profiles of the searched passages.
+        With ``corpus=True``, that gate is a copy of this one with profiles of the arm's passages; otherwise this one.
         """
         searched = as_searched(value, kind, self.gate.corpora, any_corpora=self.corpus is True)
         if self.corpus is not True:
@@ -317,7 +328,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return searched, type(self)(**fields)
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
-        """Return a runnable for a decider; it reads inputs as this gate does, but writes no drafts."""
+        """Return a `RetrievalGate` around a decider, which reads inputs as this one does, but writes no drafts."""
         return RetrievalGate(
             gate.for_llm(self.llm_name),  # a gate passed as question_gate= is not adjusted to it yet
             threshold=self.threshold,
@@ -369,7 +380,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
-    """Return a runnable unchanged; make a `RetrievalGate` from a decision model or a ``gate`` argument."""
+    """Return a runnable unchanged, and a `RetrievalGate` for anything else, or for LangChain's decision models."""
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate
     return RetrievalGate(gate)
@@ -422,7 +433,10 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         return get_unique_config_specs([*self.gate.config_specs, *self.retriever.config_specs])
 
     def flow(self, runs: list[Run]) -> Flow[list[list[Document] | Exception]]:
-        """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
+        """Decide for a batch in one call of the gate, and search for its unknown questions in one batch.
+
+        Each result is a list of documents, or the exception if that input failed.
+        """
         configs = [search_config(single.child("gate")) for single in runs]
         decisions = yield BatchCall(self.gate, [single.input for single in runs], configs)
         calls = [GateCall(single) for single in runs]

@@ -41,8 +41,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
     ``response_metadata["logprobs"]``.
 
     Attributes:
-        model_name: Catalogue name (see ``rgate download``), local folder, or Hub id; ``model=`` for short.
-        proxy: The model itself, instead of its name.
+        model_name: Catalogue name (see ``rgate download``), local folder, or Hub id; ``model=`` means the same.
+        proxy: A model that is loaded already, used instead of ``model_name``.
 
     Raises:
         ConfigurationError: Raised by a call: a message has content other than text, an option is unknown, the

@@ -36,7 +36,12 @@ class QueryPlanner(BaseModel):
     filter_claims: bool = False
 
     def plan(self, decisions: Sequence[Decision], rewriter: Rewriter | None = None) -> Flow[list[QueryPlan]]:
-        """Return the query plan of each decision; see `plan_queries`."""
+        """Return the query plan of each decision; see `plan_queries`.
+
+        Args:
+            decisions: The decisions.
+            rewriter: Turns drafts into claims; when None, each sentence is a claim.
+        """
         decider = getattr(self.gate, "gate", None)
         return plan_queries_flow(
             decisions,
@@ -63,7 +68,12 @@ def check_decision(result: Any) -> Decision | Exception:
 
 
 def emit_unless_routed(single: Run, result: Any) -> Flow[Any]:
-    """Return a gate's decision, and emit it unless a router did; return the error of a failed or empty input.
+    """Return a gate's decision about an input, and emit it, unless it came from a router, which emits it itself.
+
+    Args:
+        single: The input and its run.
+        result: What the gate returned for it. An exception is returned, not raised; so is the error for an empty
+            question.
 
     Raises:
         ConfigurationError: The gate returned something other than a decision.

@@ -242,7 +242,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
 
 def _executor_size(size: int) -> int:
-    """Return how many threads LangChain's executor has by default; see `ThreadPoolExecutor`."""
+    """Return the default number of threads in LangChain's executor, whatever the size of the batch."""
     return min(32, (os.cpu_count() or 1) + 4)
 
 
@@ -280,7 +280,8 @@ class RouterInput(RoutedInput):
         run: The input of the arms, and its run.
         gate_input: The input of the gates: the router's input, or the condensed question.
         retrievers: Records this input's search, if the retrieve arm searches ahead.
-        result: What remains to run; afterwards its output, or this input's exception.
+        result: What remains to run after the decision; once that has run, the output. If the input fails, its
+            exception.
     """
 
     run: Run = field(kw_only=True)
@@ -296,7 +297,7 @@ class RouterCall(RoutedCall[RouterInput]):
         router: The router.
         runs: Its inputs and their runs.
         direct: Its direct arm.
-        search: The searching part of its retrieve arm, and the rest; None without a search ahead.
+        search: The two halves of its retrieve arm, see `split_arm`; None without a search ahead.
 
     Attributes:
         all_inputs: All inputs. Those with an invalid threshold already have the error as their result, and are not
@@ -370,7 +371,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return ArmAnswer(self._direct, item.run)
 
     def search(self, inputs: Sequence[RouterInput]) -> ArmSearch:
-        """Return the step that runs the retrieve arm up to and including its retriever."""
+        """Return the step that runs the retrieve arm up to and including its retriever, once per input."""
         assert self._search is not None  # noqa: S101  only a strategy that searches ahead calls this
         configs = []
         for item in inputs:
@@ -394,7 +395,11 @@ class RouterCall(RoutedCall[RouterInput]):
         super().drop_search()
 
     def read_passages(self, item: RouterInput) -> Sequence[FoundPassage]:
-        """Return the documents in the search's result, else those that its retrievers found, else the input's."""
+        """Return the passages that the search of an input found, best first.
+
+        They are the documents in its result, or if there are none, those that its retrievers returned. Documents
+        that the input itself contained count only if there are no others.
+        """
         given = set(map(id, instances_in(item.run.input, Document)))
         results = list(rankings_in(item.passages))
         rankings = [[document for document in each if id(document) not in given] for each in results]
@@ -412,7 +417,11 @@ class RouterCall(RoutedCall[RouterInput]):
         item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)
 
     def remaining_run(self, item: RouterInput) -> ArmRun | ArmAnswer | Exception:
-        """Return an answer to finish, an arm to run with the decision in its config, or an exception."""
+        """Return what remains to run after the decision about an input, or the input's exception.
+
+        That is the answer that the direct arm has begun, or an arm, whose config has the decision. After a search
+        ahead, it is the part of the retrieve arm behind the search.
+        """
         decision = item.outcome
         if not isinstance(decision, Decision):
             return decision  # type: ignore[return-value]  # after the call, it is an exception

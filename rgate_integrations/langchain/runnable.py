@@ -174,16 +174,20 @@ class BatchCall(Call):
         )
 
     def run(self) -> list[Any]:
-        """Run the batch, and block until it is done."""
+        """Run the batch, block until it is done, and return a result or exception per input."""
         return _without_interrupts(super().run())
 
     async def arun(self) -> list[Any]:
-        """Run the batch without blocking the event loop."""
+        """Do what `run` does, without blocking the event loop."""
         return _without_interrupts(await super().arun())
 
 
 def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[list[Any]]]:
-    """Run batches in parallel, or one after the other with ``max_concurrency``, which limits all of them together."""
+    """Run batches, and return the list of results of each, in order.
+
+    They run in parallel. With ``max_concurrency`` in the config, they run one after the other, because the limit
+    applies to all of them together.
+    """
     groups = [batches] if config.get("max_concurrency") is None else [[batch] for batch in batches]
     results: list[list[Any]] = []
     for group in groups:

@@ -39,7 +39,10 @@ class RetrieverRuns(BaseCallbackHandler):
 
     @property
     def documents(self) -> list[Any]:
-        """What each retriever found, in the order of their starts, None until it ends; without nested retrievers."""
+        """What each retriever found, in the order in which they started; None for one that has not ended.
+
+        Retrievers that another retriever has called are left out.
+        """
         # A retriever that calls another one, such as a reranker, returns the documents that count.
         outermost = [run_id for run_id, parent in self._parents.items() if parent not in self._parents]
         return list(map(self._documents.get, outermost))
@@ -89,12 +92,12 @@ class ArmSearch(BatchCall):
         super().__init__(search, inputs, configs, **options)
 
     def run(self) -> list[Any]:
-        """Search, and block until it is done."""
+        """Run all searches, block until they are done, and return a result or exception per input."""
         with inherited_config(self._inherited):
             return super().run()
 
     async def arun(self) -> list[Any]:
-        """Search without blocking the event loop; if cancelled, end the runs that retrievers have left open."""
+        """Do what `run` does, without blocking the event loop; if cancelled, also end the retrievers' traces."""
         try:
             with inherited_config(self._inherited):
                 return await super().arun()

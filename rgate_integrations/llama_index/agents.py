@@ -64,7 +64,8 @@ class GatedTool(FunctionTool):
         self.tool = adapt_to_async_tool(tool)
         if self.tool.metadata.return_direct:
             raise ConfigurationError(
-                f"The output of {self.tool.metadata.name!r} goes to the user (return_direct=True), not to the agent.",
+                f"The tool {self.tool.metadata.name!r} has return_direct=True: its output goes to the user, but the "
+                "message for a known question is meant for the agent.",
                 hint="Set return_direct=False, or guard the tool's engine with a GatedQueryEngine.",
             )
         names = self.tool.metadata.get_parameters_dict().get("properties")

@@ -99,7 +99,7 @@ class EngineStream(ChunkStream):
         answer: Receives metadata from the LLM's events, such as log-probabilities.
 
     Attributes:
-        response: The response, of a streaming one without its stream; None until the engine has run.
+        response: The engine's response; None until the engine has run. If it streams, it is kept without its stream.
     """
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: PartialAnswer) -> None:
@@ -200,7 +200,12 @@ def listen(kind: type[BaseEventHandler | BaseSpanHandler[Any]]) -> None:
 
 
 def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
-    """Return a streamed response's log-probabilities from LlamaIndex's fields, or else from the server's reply."""
+    """Return the log-probabilities of a streamed response.
+
+    Args:
+        response: LlamaIndex's response, whose own field is read first.
+        choice: The first choice in the server's reply; None if the reply has no choices.
+    """
     # Each position is a list: the generated token, then other likely ones.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
     logprobs = get_field(choice, "logprobs")

@@ -73,7 +73,7 @@ def copy_bundle(bundle: QueryBundle) -> QueryBundle:
 
 
 def check_part(part: object, method: str) -> None:
-    """Raise a `ConfigurationError` for an object without ``retrieve`` or ``query``, such as an index."""
+    """Raise a `ConfigurationError` for a part, such as an index, that lacks the method ``retrieve`` or ``query``."""
     if not hasattr(part, method):
         kind, hint = _PARTS[method]
         raise ConfigurationError(
@@ -84,7 +84,7 @@ def check_part(part: object, method: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryDecision(BoundDecision):
-    """A decision that travels with a query.
+    """A decision that travels with a query to the other components that handle the same request.
 
     Attributes:
         owner: The decider that decided. It never reuses its own decision: if asked again, that is a new request.
@@ -109,8 +109,9 @@ def read_bound(bundle: QueryBundle) -> QueryDecision | None:
 class QueryDecider:
     """Decides about one question, once per request.
 
-    It reuses a decision that came with the request if the same gate made it, with this decider's drafting LLM
-    and threshold, if any. If only the gate or threshold differs, it reuses the draft.
+    A decision may have come with the request, from a component around this decider's or before it. The decider
+    reuses that decision if the same gate made it, with this decider's drafting LLM and threshold, if any. If only
+    the gate or threshold differs, it reuses the draft.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.
@@ -155,7 +156,7 @@ class QueryDecider:
         return decision
 
     def judge(self, bundle: QueryBundle) -> Flow[Decision]:
-        """Return the decision about a question; reuse one that came with the request.
+        """Return the decision about a question: the one that came with the request if `reusable`, or else a new one.
 
         If the gate fails, for example because the LLM wrote no draft, it retrieves, unless the gate has
         ``on_error="raise"``. It also retrieves for a question that the gate cannot understand without the
@@ -184,14 +185,17 @@ class QueryDecider:
             _dispatcher.event(RetrievalGateEvent(decision=decision))
 
     def reusable(self, bundle: QueryBundle) -> Decision | None:
-        """Return the decision that came with the request, if this decider would only repeat it."""
+        """Return the decision that came with the request if this decider would make the same one; otherwise None."""
         inherited = self.inherited(bundle)
         if inherited is None or not inherited.repeats(self.unadjusted, self.threshold):
             return None
         return inherited.decision
 
     def inherited(self, bundle: QueryBundle) -> QueryDecision | None:
-        """Return the decision that came with the request, unless its question or drafting LLM differs."""
+        """Return the decision that came with the request.
+
+        None without one, if its question or drafting LLM differs, or if this decider made it for an earlier request.
+        """
         bound = read_bound(bundle)
         # Its own decision can only be from an earlier request with the same bundle.
         if bound is None or bound.owner is self or not bound.concerns(bundle.query_str, self.draft_llm):

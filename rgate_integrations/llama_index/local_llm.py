@@ -50,7 +50,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
-        proxy: The model itself, instead of its name.
+        proxy: A model that is loaded already, used instead of ``model``.
 
     Raises:
         ConfigurationError: Raised by a call: a message has content other than text, an option is unknown,

@@ -234,7 +234,8 @@ def _check_two_steps(engine: BaseQueryEngine) -> None:
     else:
         return
     raise ConfigurationError(
-        problem, hint="Leave out look_first and AnswerFirst.prefetch, or wrap another engine."
+        problem,
+        hint="Leave out look_first and AnswerFirst.prefetch, or wrap a RetrieverQueryEngine without a gate.",
     )
 
 
