@@ -20,7 +20,10 @@ def as_passage(document: Document) -> FoundPassage:
 
 
 def rankings_in(value: Any) -> Iterator[list[Document]]:
-    """Yield one list of documents for each list, tuple or mapping in a value; for a single document, a list of it."""
+    """Yield the documents in a value: one list for each list, tuple or mapping, however nested.
+
+    A single document yields a list of it; other objects yield nothing.
+    """
     if isinstance(value, Document):
         value = [value]
     if isinstance(value, Mapping):

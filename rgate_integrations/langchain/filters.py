@@ -60,10 +60,10 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
 
 
 def _compile(condition: Any, *, has_key: bool) -> _Condition:
-    """Compile a value, a list of values, or a mapping of operators and keys.
+    """Return a function that tests whether a value meets a condition.
 
     Args:
-        condition: The condition.
+        condition: A value to equal, a list of such values, or a mapping of operators and keys.
         has_key: Whether the condition tests the value of a key; if not, it tests the metadata as a whole.
 
     Raises:
@@ -79,7 +79,7 @@ def _compile(condition: Any, *, has_key: bool) -> _Condition:
 
 
 def _compile_part(name: Any, operand: Any, has_key: bool) -> _Condition:
-    """Compile an operator, or the conditions of a key."""
+    """Return the test for one entry of a mapping: an operator with its operand, or a key with its condition."""
     if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
         raise ConfigurationError(
             f"The filter operator {name} takes a list, not {operand!r}.",

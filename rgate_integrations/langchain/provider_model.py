@@ -135,7 +135,12 @@ class ProviderModel(LanguageModel):
         return run(self.habits.complete(ask)).head(tokens)
 
     def _ask(self, messages: list[dict[str, str]], limit: int, values: dict[str, Any]) -> Draft:
-        """Return the reply to a request with those ``values`` that may be set; retry without any that are refused.
+        """Return the LLM's reply; fields that the LLM refuses are left out, now and in later requests.
+
+        Args:
+            messages: The prompt.
+            limit: Maximum number of tokens of the reply.
+            values: Values of the fields ``logprobs`` and ``temperature``, for chat models that have them.
 
         Raises:
             ServerError: The provider rejects the key, or has no such LLM.

@@ -56,7 +56,7 @@ class IndexRetriever(BaseRetriever):
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
-    """A runnable from a question to search queries: the question and its draft's claims; none if it is known.
+    """A runnable from a question to search queries: the question and the claims of its draft; ``[]`` if it is known.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch calls the gate once for the
     questions and, if the claims are filtered, once for all claims. If a surrounding router has the same gate
@@ -105,7 +105,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         )
 
     def flow(self, runs: list[Run]) -> Flow[list[list[str] | Exception]]:
-        """Decide for a batch, then plan the queries of the unknown questions."""
+        """Decide for a batch, then return the queries of each question, or the exception if that input failed."""
         configs = [search_config(single.child("gate")) for single in runs]
         outputs = yield BatchCall(self.gate, [single.input for single in runs], configs)
         results = list(map(check_decision, outputs))

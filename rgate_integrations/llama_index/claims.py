@@ -132,7 +132,10 @@ class ClaimQueryEngine(TransformQueryEngine):
 
 
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
-    """Return the queries for a question and its draft's claims; the gate drafts only if no draft came with it."""
+    """Return the queries for a question and the claims of its draft.
+
+    The draft is the one that came with the request, see `QueryDecider.inherited`; without one, the gate writes it.
+    """
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:
         decision = inherited.decision

@@ -20,7 +20,7 @@ _MARK = "\0"  # stands for each variable of a prompt, to see which messages cont
 
 
 def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
-    """Return the synthesizer of an engine or of an engine inside it; None without one."""
+    """Return the response synthesizer of an engine, or of the first engine inside it that has one; None without."""
     queue: list[object] = [engine]
     while queue:
         part = queue.pop(0)
@@ -62,7 +62,8 @@ def direct_engine(
 def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
     """Return the system messages of an engine's prompt, except those with variables, such as passages.
 
-    LlamaIndex's default system message is left out, because it forbids the LLM to use its own knowledge.
+    LlamaIndex's default system message is left out, because it forbids the LLM to use its own knowledge. If the
+    prompt cannot be filled in, a warning is logged, and no messages are returned.
     """
     synthesizer = find_synthesizer(engine)
     prompts = {} if synthesizer is None else synthesizer.get_prompts()
