@@ -64,8 +64,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """The configurable fields of all parts."""
-        specs = [spec for part in self.parts.values() for spec in part.config_specs]
-        return get_unique_config_specs(specs)
+        return get_unique_config_specs(spec for part in self.parts.values() for spec in part.config_specs)
 
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
         """Run each part on its share of a batch, and return the merged result of each input."""

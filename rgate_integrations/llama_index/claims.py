@@ -146,7 +146,6 @@ def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: Quer
     (plan,) = yield from plan_queries_flow(
         [decision.with_retrieve(True)],
         gate=judge,
-        threshold=part.decider.threshold,
         max_queries=part.max_queries,
     )
     return plan.texts
