@@ -73,7 +73,7 @@ class ArmAnswer(BufferedAnswer):
     """
 
     def __init__(self, direct: DirectArm, parent: Run) -> None:
-        config = parent.child("direct", tags=("direct",))
+        config = parent.child(tags=("direct",))
         self._direct = direct
         self._input = parent.input
         self._cancellation: dict[str, Any] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from langchain_core.language_models import BaseChatModel
@@ -46,7 +46,7 @@ class GateCall:
     """
 
     run: Run
-    turn: UserTurn = field(default_factory=lambda: UserTurn(""))
+    turn: UserTurn = UserTurn("")
     condense_error: Exception | None = None
     threshold: float | None = None
     draft: Draft | Exception | None = None
@@ -100,6 +100,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
                     "The condensed question is empty.", hint="Check what the condense= runnable returns."
                 )
         except Exception as error:  # the application's runnable may raise anything
+            _log.warning("A follow-up could not be condensed: %s", type(error).__name__)
             call.condense_error = error
         else:
             call.turn = UserTurn(question)

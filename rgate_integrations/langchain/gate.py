@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, ClassVar, Self, Unpack
@@ -47,7 +46,6 @@ from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
 
-_log = logging.getLogger("rgate_integrations")
 
 LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
 CONDENSE_FAILED = "The follow-up could not be condensed."
@@ -228,7 +226,6 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         for call, outcome in zip(waiting, outcomes, strict=True):
             changes: dict[str, Any] = {}
             if call.condense_error is not None:
-                _log.warning("A follow-up could not be condensed: %s", type(call.condense_error).__name__)
                 changes["warnings"] = (CONDENSE_FAILED,)
             if isinstance(outcome, Decision) and drafts is None and isinstance(call.draft, Draft):
                 # It was written for this decision.

@@ -435,7 +435,7 @@ class RouterCall(RoutedCall[RouterInput]):
             tag, arm = "retrieve", self.router.retrieve
         elif decision.draft is not None and decision.draft.source == "llm":
             metadata["rgate_draft"] = decision.draft.text  # for a model that can continue its own draft
-        config = item.run.child(tag, tags=(tag,))
+        config = item.run.child(tags=(tag,))
         config["metadata"] = {**config.get("metadata", {}), **metadata}
         if decision.retrieve and item.searched and self._search is not None:
             # The search already got the call's options.
