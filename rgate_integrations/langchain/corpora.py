@@ -40,8 +40,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
 
     def __init__(self, *, parts: Mapping[str, RunnableLike[Any, Any]], **fields: Any) -> None:
         check_corpora((), parts)
-        runnables: dict[str, Any] = {name: coerce_to_runnable(part) for name, part in parts.items()}
-        super().__init__(parts=runnables, **fields)
+        super().__init__(parts={name: coerce_to_runnable(part) for name, part in parts.items()}, **fields)
 
     def choose(self, config: RunnableConfig) -> tuple[str, ...]:
         """Return the names of the parts that run for an input, best first.

@@ -79,9 +79,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         name: The name of its runs in traces.
 
     Raises:
-        ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
-            retriever. Or a call's config replaces the gate of a router with answer first. Raised by a call: the gate
-            does not return a `Decision`.
+        ConfigurationError: The strategy searches ahead, but the retrieve arm is neither a sequence of steps nor a
+            retriever. Raised by a call: the gate does not return a `Decision`, or the config of the call replaces the
+            gate of a router with answer first.
     """
 
     gate: Runnable[Any, Decision]
