@@ -46,7 +46,6 @@ from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
 
-
 LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
 CONDENSE_FAILED = "The follow-up could not be condensed."
 
