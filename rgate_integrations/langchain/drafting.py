@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from langchain_core.language_models import BaseChatModel
@@ -46,7 +46,7 @@ class GateCall:
     """
 
     run: Run
-    turn: UserTurn = UserTurn("")
+    turn: UserTurn = field(default_factory=lambda: UserTurn(""))
     condense_error: Exception | None = None
     threshold: float | None = None
     draft: Draft | Exception | None = None
