@@ -116,7 +116,7 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:
-    """Convert one of this package's prompts to LangChain's format; ``variables`` renames its fields."""
+    """Convert one of this package's prompts to LangChain's format; ``variables`` gives the new name of each field."""
     fields = {name: f"{{{variable}}}" for name, variable in variables.items()}
     user = template.user.format(**fields)
     history = MessagesPlaceholder(HISTORY, optional=True)

@@ -188,7 +188,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def InputType(self) -> Any:
-        """The type of the input, limited to what JSON can express."""
+        """The type of the input for JSON schemas, so without types that JSON cannot express."""
         return str | dict[str, Any] | list[AnyMessage]
 
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
@@ -233,11 +233,11 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Return the call for an input, which has a result already if the input is invalid, or as `_reuse` sets it.
+        """Return the call for an input; it has a result already if the input is invalid or a decision is reused.
 
         Args:
             single: The input and its run.
-            reuse: Whether to call `_reuse`, unless the decision in the config is for any question.
+            reuse: Whether a decision in the config may be reused; see `_reuse`.
         """
         call = GateCall.read(single, self.input_key)
         try:
@@ -251,7 +251,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return call
 
     def _reuse(self, call: GateCall) -> None:
-        """Make the decision in a call's config the call's result, if this gate would only make the same one again."""
+        """Make the decision in a call's config the call's result, if this gate would make the same one again."""
         bound, question = read_bound(call.run.config), call.turn.question
         if bound is None or not bound.repeats(self.unadjusted, call.threshold):
             return
@@ -376,7 +376,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
-    """Return a runnable unchanged, and a `RetrievalGate` for anything else, or for LangChain's decision models."""
+    """Return a `RetrievalGate` for a ``gate`` argument, such as one of LangChain's decision models.
+
+    Any other runnable, such as a `RetrievalGate`, is returned unchanged.
+    """
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate
     return RetrievalGate(gate)

@@ -195,7 +195,10 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         return results
 
     def _answer(self, runs: list[Run]) -> Flow[list[Any]]:
-        """Decide, then finish the partial answers, and run each arm on its share of the inputs."""
+        """Decide, finish the answers that have begun, and run each arm on its share; return a result per input.
+
+        The result of an input that fails is its exception.
+        """
         inputs = yield from self._route(runs)
         shares: dict[Any, list[RouterInput]] = {}
         for item in inputs:  # an exception is already the result of its input
@@ -419,8 +422,8 @@ class RouterCall(RoutedCall[RouterInput]):
     def remaining_run(self, item: RouterInput) -> ArmRun | ArmAnswer | Exception:
         """Return what remains to run after the decision about an input, or the input's exception.
 
-        That is the answer that the direct arm has begun, or an arm, whose config has the decision. After a search
-        ahead, it is the part of the retrieve arm behind the search.
+        That is the answer that the direct arm has begun, or an arm, whose config has the decision. If the retrieve
+        arm has searched already, only its second half remains.
         """
         decision = item.outcome
         if not isinstance(decision, Decision):
