@@ -154,7 +154,7 @@ JSON = "application/json"
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        *((body, JSON) for body in (b"", b"{", b"[1]", b'"who?"', gzip.compress(ASKED))),
+        *((body, JSON) for body in (b"", b"{", b"[1]", b'"who?"', gzip.compress(ASKED, mtime=0))),
         # Without a content type, older versions of FastAPI read JSON.
         *((ASKED, kind) for kind in ("text/plain", "application/x-www-form-urlencoded")),
     ],
