@@ -111,6 +111,7 @@ def download(
         is_new = cached_path(item.name) is None
         try:
             folder = download_entry(item.name, source=source)
+            say(f"{item.name}: {'done' if is_new else 'already there'}, {folder}", err=True)
         except KeyboardInterrupt:
             say("Stopped. Finished downloads are kept. Run the same command to resume.", err=True)
             raise
@@ -118,8 +119,6 @@ def download(
             say(f"{item.name}: failed", err=True)
             say_error(error)
             failed = True
-            continue
-        say(f"{item.name}: {'done' if is_new else 'already there'}, {folder}", err=True)
     if failed:
         raise typer.Exit(1)
 

@@ -26,7 +26,6 @@ from rgate_integrations.cli.terminal import (
     DEFAULT_LLM,
     KEPT_ANSWERS,
     AnswerTokens,
-    Bar,
     BudgetOption,
     CorpusFolders,
     Data,
@@ -37,6 +36,7 @@ from rgate_integrations.cli.terminal import (
     PassageCount,
     ProxyName,
     make_policy,
+    progress_bar,
     say,
     say_saved,
     say_table,
@@ -83,7 +83,7 @@ def collect(
     to_ask = read_questions(questions, gold=True)
     passages = None if closed_book else open_index(index)
     answering = open_llm(llm, model, _CONCURRENCY, request_options(think, extra_body, thinking_tokens))
-    with Bar(f"asking {llm}", stopped=KEPT_ANSWERS) as bar:
+    with progress_bar(f"asking {llm}", stopped=KEPT_ANSWERS) as report_progress:
         run(
             to_ask,
             answering,
@@ -92,7 +92,7 @@ def collect(
             k=k,
             tokens=answer_tokens,
             judge=open_judge(judge, _CONCURRENCY, thinking_tokens),
-            progress=bar.report,
+            progress=report_progress,
         )
     say_habits(answering)
     # The file may have questions of earlier runs.
@@ -131,11 +131,15 @@ def evaluate(
 
     if out is not None:
         check_output(out, *data)
-    _check_latency(latency)
+    if latency is not None and not all(0 <= milliseconds < float("inf") for milliseconds in latency):
+        raise ConfigurationError(
+            f"--latency must be two finite numbers of at least 0, not {latency[0]} and {latency[1]}.",
+            hint="Give milliseconds without and with retrieval, such as --latency 300 900.",
+        )
     examples = all_examples(read_paired(data))
     loaded = _load_judged(gate, draft, proxy, corpus)
-    with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
-        result, judged = run(loaded, examples, name=gate, draft=draft, progress=bar.report)
+    with progress_bar("asking the gate", stopped=_NOT_WRITTEN) as report_progress:
+        result, judged = run(loaded, examples, name=gate, draft=draft, progress=report_progress)
     measured = {**result["sets"], "pooled": result["pooled"]}
     say_table(_COLUMNS, [_row(name, numbers) for name, numbers in measured.items()])
     if corpus:
@@ -168,15 +172,6 @@ def _as_question(example: Example, decision: Decision) -> dict[str, Any]:
         "rag_correct": example.rag_correct,
         "draft": decision.draft.text[:300] if decision.draft else None,
     }
-
-
-def _check_latency(latency: tuple[float, float] | None) -> None:
-    """Raise a `ConfigurationError` if a time is negative or not finite."""
-    if latency is not None and not all(0 <= milliseconds < float("inf") for milliseconds in latency):
-        raise ConfigurationError(
-            f"--latency must be two finite numbers of at least 0, not {latency[0]} and {latency[1]}.",
-            hint="Give milliseconds without and with retrieval, such as --latency 300 900.",
-        )
 
 
 _COLUMNS = (
@@ -240,8 +235,8 @@ def calibrate(
     check_output(out, *data, gate, proxy, files=(CONFIG,))
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)
-    with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
-        calibration = run(loaded, files, policy, progress=bar.report, draft=draft)
+    with progress_bar("asking the gate", stopped=_NOT_WRITTEN) as report_progress:
+        calibration = run(loaded, files, policy, progress=report_progress, draft=draft)
     save_gate(saved_gate(calibration.gate.gate, calibration.provenance), out)
     say(calibration.choice.guarantee, bold=True)
     facts = calibration.provenance

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations.cli.terminal import Bar, say
+from rgate_integrations.cli.terminal import progress_bar, say
 from rgate_integrations.errors import DataFormatError, IndexMismatchError, IndexNotFoundError
 
 if TYPE_CHECKING:
@@ -42,8 +43,12 @@ def build(
         raise DataFormatError(
             f"The corpus {str(corpus)!r} has no passages.", hint="Add one JSON object per line."
         )
-    with Bar("embedding", total, stopped=_NOT_WRITTEN) as bar:
-        index = PassageIndex.build(read_passages(corpus), SentenceEmbedder(embedder), report=bar.count)
+    with progress_bar("embedding", stopped=_NOT_WRITTEN) as report:
+        index = PassageIndex.build(
+            read_passages(corpus),
+            SentenceEmbedder(embedder),
+            report=partial(report, "embedding", total=total),
+        )
     index.save(out)
     say(f"{len(index):,} passages in {out}", err=True)
 
@@ -81,6 +86,7 @@ def open_index(folder: Path | None) -> PassageIndex:
     except (IndexNotFoundError, IndexMismatchError):
         # Missing, or made by an earlier version or with another embedder.
         passages = list(read_passages(corpus_path(DEMO_CORPUS)))
-        with locked(home), Bar("building the index, once", len(passages), stopped=_NOT_WRITTEN) as bar:
-            PassageIndex.build(passages, report=bar.count).save(home)
+        label = "building the index, once"
+        with locked(home), progress_bar(label, stopped=_NOT_WRITTEN) as report:
+            PassageIndex.build(passages, report=partial(report, label, total=len(passages))).save(home)
         return PassageIndex.load(home)

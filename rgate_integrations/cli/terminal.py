@@ -8,10 +8,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -182,43 +182,30 @@ def print_log(level: int, form: str = "%(message)s") -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
-class Bar:
-    """A progress bar on standard error, shown inside a ``with`` statement.
+@contextmanager
+def progress_bar(label: str = "", *, stopped: str) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on standard error in a ``with`` statement, which gets its callback: (label, done, total).
 
     Args:
-        label: The current activity.
-        total: Number of steps; None if unknown.
+        label: The current activity. If empty, the bar appears at the first call of the callback.
         stopped: Message after Ctrl-C: what is kept, and how to resume.
     """
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, label: str, total: int | None = None, *, stopped: str) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task(label, total=None)
 
-        self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(label, total=total)
-        self._stopped = stopped
+    def report(label: str, done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, description=label, completed=done, total=total)
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._bar.stop()
-        if kind is KeyboardInterrupt:
-            say(f"Stopped. {self._stopped}", err=True)
-
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Hide the bar while the user is asked something."""
-        self._bar.stop()
-        yield
-        self._bar.start()
-
-    def count(self, done: int) -> None:
-        """Show the number of finished steps."""
-        self._bar.update(self._task, completed=done)
-
-    def report(self, label: str, done: int, total: int) -> None:
-        """Show a label, and how many of all steps are finished."""
-        self._bar.update(self._task, description=label, completed=done, total=total)
+    if label:
+        bar.start()
+    try:
+        yield report
+    except KeyboardInterrupt:
+        say(f"Stopped. {stopped}", err=True)
+        raise
+    finally:
+        bar.stop()

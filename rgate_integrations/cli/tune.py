@@ -28,7 +28,6 @@ from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEPT_ANSWERS,
     AnswerTokens,
-    Bar,
     BudgetOption,
     CorpusFolders,
     Data,
@@ -36,6 +35,7 @@ from rgate_integrations.cli.terminal import (
     MaxLossOption,
     PassageCount,
     make_policy,
+    progress_bar,
     say,
     say_saved,
     say_table,
@@ -44,12 +44,15 @@ from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rgate_integrations.index.embedder import Embedder
+    from rgate_integrations.tuning.collection import Progress
     from rgate_integrations.tuning.training import TrainingOptions
     from rgate_integrations.tuning.tuner import TuneResult
 
 _LLM = "the LLM of the data"
-_REUSABLE = "No gate was saved. Drafts and sampled answers are kept: the same command reuses them."
-_RESUMABLE = "The last complete checkpoint, if any, is kept. Run the same command with --resume."
+_STOPPED = (
+    "No gate was saved. Drafts and answers are kept: the same command reuses them. "
+    "Fine-tuning continues with --resume."
+)
 
 Labelling = Annotated[
     Literal["auto", "gold", "judge", "agreement"],
@@ -113,7 +116,7 @@ def tune(
     )
     answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
     direct = ModelArm(answering, tokens=answer_tokens)
-    with Bar("asking the LLM", stopped=KEPT_ANSWERS) as bar:
+    with progress_bar(stopped=KEPT_ANSWERS) as report:
         result = run(
             questions,
             direct=direct,
@@ -121,8 +124,8 @@ def tune(
             out=out,
             options=options,
             update=update,
-            before=partial(_confirm, bar, llm, judge, yes),
-            progress=bar.report,
+            before=partial(_confirm, llm, judge, yes),
+            progress=report,
         )
     say_habits(answering)
     _say_result(result)
@@ -143,19 +146,14 @@ def _say_result(result: TuneResult) -> None:
     say(f"The report is {result.folder}/report.html.")
 
 
-def _confirm(
-    bar: Bar, llm: str, judge: str | None, yes: bool, num_questions: int, calls: Mapping[str, int]
-) -> None:
+def _confirm(llm: str, judge: str | None, yes: bool, num_questions: int, calls: Mapping[str, int]) -> None:
     """Print the number of calls; if there are any, ask whether to continue, unless ``yes`` is true; "no" aborts."""
     remaining = [f"{number} {kind}" for kind, number in calls.items() if number]
-    with bar.hidden():
-        say(
-            f"{num_questions} questions, with LLM calls to {llm}: {', '.join(remaining) or 'none'}.", err=True
-        )
-        if judge is not None:
-            say(f"Then {judge} judges the answers.", err=True)
-        if remaining and not yes:
-            typer.confirm("Continue (--yes skips this question)?", abort=True, err=True)
+    say(f"{num_questions} questions, with LLM calls to {llm}: {', '.join(remaining) or 'none'}.", err=True)
+    if judge is not None:
+        say(f"Then {judge} judges the answers.", err=True)
+    if remaining and not yes:
+        typer.confirm("Continue (--yes skips this question)?", abort=True, err=True)
 
 
 def _find_embedder() -> Embedder | None:
@@ -203,6 +201,7 @@ def train(
     """
     from rgate_integrations.gates.folder import ADAPTER, CONFIG
     from rgate_integrations.runtime.files import check_output, locked
+    from rgate_integrations.tuning.self_labels import SELF_LABEL
     from rgate_integrations.tuning.training import TrainingOptions
 
     if system is not None and gate != "probe":
@@ -218,13 +217,13 @@ def train(
         tokens=tokens,
         folds=folds,
         seed=seed,
-        label=label,
+        label=SELF_LABEL if self_label else label,
         llm=llm,
         system=system,
         resume=resume,
     )
-    with locked(out), Bar("reading questions", stopped=_REUSABLE if gate == "probe" else _RESUMABLE) as bar:
-        metrics = _train(gate, data, model, out, options, bar, self_label=self_label)
+    with locked(out), progress_bar("reading questions", stopped=_STOPPED) as report:
+        metrics = _train(gate, data, model, out, options, report)
     if metrics:
         areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}
         say_table(("set", "cross-validated AUC"), [(name, f"{area:.3f}") for name, area in areas.items()])
@@ -235,16 +234,9 @@ def train(
 
 
 def _train(
-    gate: str,
-    paths: Sequence[Path],
-    model: str,
-    out: Path,
-    options: TrainingOptions,
-    bar: Bar,
-    *,
-    self_label: bool,
+    gate: str, paths: Sequence[Path], model: str, out: Path, options: TrainingOptions, report: Progress
 ) -> dict[str, Any]:
-    """Read or sample the labels, train and save; return a probe's cross-validation metrics, else {}."""
+    """Read or make the labels, train and save; return a probe's cross-validation metrics, {} for other gates."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.models.proxies import gate_proxy
@@ -255,17 +247,20 @@ def _train(
     if gate == "rewriter":
         from rgate_integrations.tuning.fine_tuning import train_rewriter
 
-        train_rewriter(paths, model, out, options, progress=bar.report)
+        train_rewriter(paths, model, out, options, progress=report)
         return {}
-    if self_label:
-        files = label_own_answers(paths, shared_proxy(model), prompt=options.prompt, progress=bar.report)
-        options = replace(options, label=SELF_LABEL, labelled_by=model, llm=model)
-    elif needs_sampling(paths, options.label):
+    if options.label == SELF_LABEL or needs_sampling(paths, options.label):
         files = label_own_answers(
-            paths, shared_proxy(model), options.label, seed=options.seed, progress=bar.report
+            paths,
+            shared_proxy(model),
+            options.label,
+            prompt=options.prompt,
+            seed=options.seed,
+            progress=report,
         )
+        source = model if options.label == SELF_LABEL else f"{SAMPLES} answers of {model}"
         llm = model if options.llm == _LLM else options.llm
-        options = replace(options, labelled_by=f"{SAMPLES} answers of {model}", llm=llm)
+        options = replace(options, labelled_by=source, llm=llm)
     else:
         files = read_examples(paths, options.label)
     known = [example.known for file in files for example in file.examples]
@@ -273,9 +268,9 @@ def _train(
     if gate != "probe":
         from rgate_integrations.tuning.fine_tuning import train_adapter
 
-        train_adapter(gate, files, model, out, options, progress=bar.report)
+        train_adapter(gate, files, model, out, options, progress=report)
         return {}
-    artifact = train_probe(files, gate_proxy(model), options, progress=bar.report)
+    artifact = train_probe(files, gate_proxy(model), options, progress=report)
     save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]
     return metrics
@@ -299,12 +294,12 @@ def ability(
     answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
     # A model's name may contain slashes and colons, which a folder's name cannot.
     folder_name = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
-    with Bar("reading questions", stopped=KEPT_ANSWERS) as bar:
+    with progress_bar("reading questions", stopped=KEPT_ANSWERS) as report:
         measured = measure_ability(
             ModelArm(answering),
             out or Path(f"ability-{folder_name}"),
             concurrency=concurrency,
-            progress=bar.report,
+            progress=report,
         )
     say_habits(answering)
     _say_failed(measured.failed)
