@@ -181,11 +181,6 @@ def test_a_label_is_the_share_of_samples_that_are_right(gold, said, share):
     assert (found.target.tolist(), found.known.tolist()) == ([pytest.approx(share)], [True])
 
 
-def test_labels_of_a_judge_need_one():
-    with pytest.raises(ConfigurationError, match="need a judge"):
-        label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), {}, {})]), "judge")
-
-
 def test_a_server_is_asked_for_samples_and_the_gate_is_fitted_to_the_share_that_is_right(
     tmp_path, prior, fake
 ):

@@ -56,19 +56,25 @@ def request_options(think: Literal["off", "low", "as-is"], extra_body: str, toke
     from rgate_integrations.runtime.files import parse_json
 
     try:
-        body = parse_json(extra_body)
-        if not isinstance(body, dict):
-            raise ValueError(f"it is a {type(body).__name__}")
+        return RequestOptions(think, tokens, parse_json(extra_body))
     except ValueError as error:
         raise ConfigurationError(
-            f"--extra-body {extra_body[:100]!r} is not a JSON object: {error}.",
+            f"--extra-body {extra_body[:100]!r} is not a JSON object: {str(error).removesuffix('.')}.",
             hint='Pass a JSON object such as {"top_p": 0.9}.',
         ) from None
-    return RequestOptions(think, tokens, body)
 
 
-def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOptions) -> LanguageModel:
+def open_llm(
+    llm: str, model: str | None, concurrency: int, options: RequestOptions, *, key: str = KEY
+) -> LanguageModel:
     """Return the LLM of an application: on a server, at a provider, or a local one.
+
+    Args:
+        llm: The value of ``--llm``.
+        model: Name of the model on a server, otherwise unused.
+        concurrency: Maximum concurrent requests to a server.
+        options: Options of the requests.
+        key: Environment variable with the key of a server.
 
     Raises:
         ConfigurationError: The name of the server's model is missing, the URL or provider is invalid, or a
@@ -81,13 +87,30 @@ def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOpti
                 "--model is required with a server URL.",
                 hint="Add --model with the name that the server gives its LLM.",
             )
-        return _open(model, llm, KEY, concurrency, options)
-    if options.facts and not _PROVIDER.fullmatch(llm):
+        from rgate_integrations.models.remote import RemoteModel
+
+        # A thinking LLM may send nothing for a long time, so the timeout grows with its tokens.
+        return RemoteModel(
+            llm,
+            model,
+            api_key=os.environ.get(key) or None,
+            timeout=60.0 + options.thinking_tokens / _TOKENS_PER_SECOND,
+            max_concurrency=concurrency,
+            options=options,
+        )
+    provider = _PROVIDER.fullmatch(llm)
+    if provider is not None:
+        from rgate_integrations.langchain.provider_model import ProviderModel
+
+        return ProviderModel(provider[1], provider[2], options)
+    if options.facts:
         raise ConfigurationError(
             f"A local model accepts neither --think nor --extra-body, and --llm {llm!r} is local.",
             hint="Omit them, or pass the URL of a server or PROVIDER:NAME as --llm.",
         )
-    return _open(llm, "", KEY, concurrency, options)
+    from rgate_integrations.models.local import shared_proxy
+
+    return shared_proxy(llm)
 
 
 def open_judge(judge: str | None, concurrency: int, thinking_tokens: int) -> LanguageModel | None:
@@ -98,31 +121,9 @@ def open_judge(judge: str | None, concurrency: int, thinking_tokens: int) -> Lan
     if judge is None:
         return None
     name, at, address = judge.partition("@http")
+    llm, model = (f"http{address}", name) if at else (name, None)
     options = request_options("as-is", "{}", thinking_tokens)
-    return _open(name, f"http{address}" if at else "", JUDGE_KEY, concurrency, options)
-
-
-def _open(name: str, url: str, key: str, concurrency: int, options: RequestOptions) -> LanguageModel:
-    if url:
-        from rgate_integrations.models.remote import RemoteModel
-
-        # A thinking LLM may send nothing for a long time, so the timeout grows with its tokens.
-        return RemoteModel(
-            url,
-            name,
-            api_key=os.environ.get(key) or None,
-            timeout=60.0 + options.thinking_tokens / _TOKENS_PER_SECOND,
-            max_concurrency=concurrency,
-            options=options,
-        )
-    provider = _PROVIDER.fullmatch(name)
-    if provider is not None:
-        from rgate_integrations.langchain.provider_model import ProviderModel
-
-        return ProviderModel(provider[1], provider[2], options)
-    from rgate_integrations.models.local import shared_proxy
-
-    return shared_proxy(name)
+    return open_llm(llm, model, concurrency, options, key=JUDGE_KEY)
 
 
 def say_habits(llm: LanguageModel) -> None:

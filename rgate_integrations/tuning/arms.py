@@ -83,9 +83,13 @@ class ModelArm:
         """Answer questions, with passages if there is an index and no seed."""
         texts = [question.text for question in questions]
         if self.seed is not None:
-            values = [{"question": text} for text in texts]
             samples = self.llm.sample(
-                self.prompt, values, n=1, tokens=self.tokens, temperature=TEMPERATURE, seed=self.seed
+                self.prompt,
+                [{"question": text} for text in texts],
+                n=1,
+                tokens=self.tokens,
+                temperature=TEMPERATURE,
+                seed=self.seed,
             )
             return [drafts[0] for drafts in samples]
         rankings = [[] for _ in texts] if self.index is None else self.index.search(texts, self.k)

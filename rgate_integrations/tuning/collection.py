@@ -92,7 +92,6 @@ class Answers:
     """
 
     def __init__(self, path: Path, arms: Mapping[ArmName, Arm]) -> None:
-        self.path = path
         self.arms: dict[ArmName, Arm] = {}
         self._log = JsonlLog(path)
         self._made_with: dict[ArmName, Any] = {}
@@ -128,7 +127,7 @@ class Answers:
                 continue
             if earlier is not None and any(answered_by == name for answered_by, _ in self._answers):
                 raise ConfigurationError(
-                    f"The answers of arm {name!r} in {str(self.path)!r} were made with {earlier}, but the "
+                    f"The answers of arm {name!r} in {str(self._log.path)!r} were made with {earlier}, but the "
                     f"arm's settings are now {facts}.",
                     hint="Use the earlier settings, or another output path: answers must not be mixed.",
                 )
@@ -210,7 +209,7 @@ class Answers:
             line = _as_line(arm, question, outcome, seconds)
             # Write to disk first, so that an answer that was paid for survives if the process is killed right after.
             self._log.append([line])
-            self._load(Record(str(self.path), line))
+            self._load(Record(str(self._log.path), line))
             progress(label, done, total)
             kind = arm_kind(arm)
             if not isinstance(outcome, Exception):
@@ -225,7 +224,7 @@ class Answers:
             if is_unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
                     f"Giving up; failed calls: {failures}; the last error: {line['error']}",
-                    hint=f"The answers so far are kept in {str(self.path)!r}. Fix the cause, then try again.",
+                    hint=f"The answers so far are kept in {str(self._log.path)!r}. Fix the cause, then try again.",
                 )
         if "direct" in arms:
             self._check_finished(self.arms["direct"])
@@ -349,9 +348,9 @@ def cached_answers(
     made_with = json_line({name: dict(arm.facts) for name, arm in arms.items()})
     # The name is a hash of the facts, so each model, prompt and seed has its own file.
     path = cache_dir() / what / f"{hashlib.sha256(made_with.encode()).hexdigest()[:16]}.jsonl"
-    waiting = f"waiting for another run that writes the same {what}"
+    waiting = partial(progress, f"waiting for another run that writes the same {what}", 0, len(questions))
     # Two runs on the same questions share the file: the second waits for the lock, then reads the answers.
-    with locked(path, waiting=partial(progress, waiting, 0, len(questions))):
+    with locked(path, waiting=waiting):
         answers = Answers(path, arms)
         failed = answers.ask(questions, concurrency=1, label=f"writing {what}", progress=progress)
     if failed:

@@ -125,8 +125,9 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     draws = [select(_compute_metrics(judged.part(rng.integers(0, n, n)))) for _ in range(1_000)]
     rates = np.linspace(0, 1, 21)
-    curve = retrieval_curve(judged.p, judged.closed_book, judged.rag)
-    accuracies = np.interp(rates * n, np.arange(n + 1), curve)
+    accuracies = np.interp(
+        rates * n, np.arange(n + 1), retrieval_curve(judged.p, judged.closed_book, judged.rag)
+    )
     intervals = {}
     for name, values in zip(_WITH_INTERVAL, np.transpose(draws), strict=True):
         if not math.isnan(metrics[name]):

@@ -299,9 +299,8 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
         # a token is one position before it.
         logits = model(**inputs, logits_to_keep=labels.shape[1] + 1, use_cache=False).logits
         logprobs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
-        is_target = labels >= 0  # and not padding
         target_logprobs = logprobs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-        token_weights = is_target * weights[:, None]
+        token_weights = (labels >= 0) * weights[:, None]  # 0 for padding
         return -(target_logprobs * token_weights).sum() / token_weights.sum().clamp(min=1e-6)
 
 

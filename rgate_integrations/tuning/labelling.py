@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.retriever import Retriever
@@ -129,20 +129,20 @@ def label(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``kind`` is "judge" without a judge; see also `ask_judge`.
+        ConfigurationError: Verdicts in the file were made with other settings of this judge.
         DataFormatError: Gold answers are needed, but no question has any.
         ServerError: The judge could not be reached.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
     complete = answers.complete()
     with_gold = [answered for answered in complete if answered.question.gold]
-    if kind == "auto":
-        kind = _choose_kind(complete, judge)
+    if kind == "auto" and judge is not None:
+        kind = "judge"
+    elif kind == "auto":
+        kind = "gold" if len(with_gold) == len(complete) else "agreement"
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
-    if kind == "judge":
-        if judge is None:
-            raise ConfigurationError('Labels of kind "judge" need a judge.', hint="Pass judge= (--judge).")
+    if kind == "judge" and judge is not None:
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(
@@ -169,13 +169,6 @@ def label(
         unlabelled=len(complete) - len(labelled),
         judge="" if judge is None else judge.name,
     )
-
-
-def _choose_kind(complete: Sequence[Answered], judge: LanguageModel | None) -> LabelKind:
-    """Return how to label: by the judge if there is one, otherwise by gold answers if every question has one."""
-    if judge is not None:
-        return "judge"
-    return "gold" if all(answered.question.gold for answered in complete) else "agreement"
 
 
 def _label_answers(
@@ -224,10 +217,14 @@ class JudgeArm(ModelArm):
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
         """Return one draft per question, whose text is the verdict on its answer; an empty text means no verdict."""
-        values = []
-        for question in questions:
-            gold = "; ".join(question.gold)
-            values.append({"question": question.text, "gold": gold, "answer": self.judged[question.key]})
+        values = [
+            {
+                "question": question.text,
+                "gold": "; ".join(question.gold),
+                "answer": self.judged[question.key],
+            }
+            for question in questions
+        ]
         if self.llm.is_remote:
             return self.llm.generate(self.prompt, values, tokens=self.tokens)
         drafts = []
@@ -260,10 +257,11 @@ def ask_judge(
     with_gold = [answered for answered in answers.complete() if answered.question.gold]
     verdicts: dict[tuple[ArmName, str], bool | None] = {}
     for arm in list(answers.arms):
-        judged = {}
-        for answered in with_gold:
-            if arm in answered.answers:
-                judged[answered.question.key] = answered.answers[arm].text.strip()
+        judged = {
+            answered.question.key: answered.answers[arm].text.strip()
+            for answered in with_gold
+            if arm in answered.answers
+        }
         # Every answer starts as wrong. Refusals are not sent to the judge, so they stay wrong.
         verdicts |= {(arm, key): False for key in judged}
         questions = [
@@ -348,8 +346,7 @@ def collect(
         answers.ask(to_ask, progress=progress)
         verdicts = {} if judge is None else ask_judge(answers, judge, progress=progress)
         records = [_as_record(answered, llm.name, verdicts) for answered in answers.complete()]
-        write_atomically(out, "".join(map(json_line, records)))
-    return out
+        return write_atomically(out, "".join(map(json_line, records)))
 
 
 def _as_record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:

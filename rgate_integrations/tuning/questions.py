@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -96,8 +95,7 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
             lacks required gold answers, or there are no questions.
     """
     if isinstance(source, str | Path):
-        read = partial(Question.from_record, dataset=_dataset_name(Path(source)))
-        questions = map(read, read_records(source, hint=_HINT))
+        questions: Iterable[Question] = (question for _, question in _read_file(Path(source), _HINT))
     else:
         questions = map(_as_question, source, count(1))
     by_key: dict[str, Question] = {}
@@ -122,8 +120,10 @@ def _as_question(source: Any, number: int) -> Question:
     return Question.from_record(Record(f"question {number}", fields, _HINT))
 
 
-def _dataset_name(path: Path) -> str:
-    return path.name.split(".")[0]
+def _read_file(path: Path, hint: str) -> Iterator[tuple[Record, Question]]:
+    """Yield each record of a JSONL file with its question; the file's name is the default of ``dataset``."""
+    for record in read_records(path, hint=hint):
+        yield record, Question.from_record(record, path.name.split(".")[0])
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,7 @@ def read_examples(
     for path in as_paths(paths):
         examples = []
         needed = '"gold_answers" and "closed_book_text"' if label == "match_ratio" else f'"{label}"'
-        for record in read_records(path, hint=f'Each line needs "question" and {needed}.'):
-            question = Question.from_record(record, _dataset_name(path))
+        for record, question in _read_file(path, f'Each line needs "question" and {needed}.'):
             target = _read_target(record, question, label) if targets is None else targets[question.text]
             example = Example(question, target)
             # A question that consists of symbols normalises to an empty text.
@@ -260,8 +259,7 @@ def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
     files: list[DataFile] = []
     for path in as_paths(paths):
         examples = []
-        for record in read_records(path, hint='Each line needs "question" and the labels of both arms.'):
-            question = Question.from_record(record, _dataset_name(path))
+        for record, question in _read_file(path, 'Each line needs "question" and the labels of both arms.'):
             known = _is_right(record, question, "closed_book")
             examples.append(Example(question, float(known), _is_right(record, question, "rag")))
         file = DataFile.from_examples(path, examples)

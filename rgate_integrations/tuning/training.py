@@ -118,9 +118,7 @@ class TrainingOptions:
             recipe: How it was trained, in words or JSON.
             metrics: Metrics of the cross-validation; empty without one.
         """
-        versions = {"python": platform.python_version()}
-        for name in ("torch", "transformers", "peft", "scikit-learn", "numpy"):
-            versions[name] = version(name)
+        packages = ("torch", "transformers", "peft", "scikit-learn", "numpy")
         return {
             "label": f"{self.label} of {self.labelled_by}" if self.labelled_by else self.label,
             "seed": self.seed,
@@ -128,7 +126,7 @@ class TrainingOptions:
             "recipe": recipe,
             "data": list(map(DataFile.as_provenance, files)),
             "metrics": metrics,
-            "versions": versions,
+            "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
             "licence": "that of the training data",
         }
 
@@ -224,8 +222,7 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
         if draft is not None:
             values["draft"] = draft.text
         # A hard label gives only one pair, because the other's weight is 0.
-        weights = (example.target, 1 - example.target)
-        verdicts = zip(_VERDICTS[gate], weights, strict=True)
+        verdicts = zip(_VERDICTS[gate], (example.target, 1 - example.target), strict=True)
         return [
             Pair(prompt, values, text, weight, gate == "slimplm") for text, weight in verdicts if weight > 0
         ]
