@@ -21,7 +21,6 @@ from rgate_integrations.cli.terminal import (
     GateName,
     IndexFolder,
     JudgedName,
-    LLMName,
     PassageCount,
     ProxyName,
     QuestionArguments,
@@ -96,7 +95,9 @@ def ask(
     gate: GateName = DEFAULT_GATE,
     threshold: ThresholdOption = None,
     proxy: ProxyName = None,
-    llm: LLMName = DEFAULT_LLM,
+    llm: Annotated[
+        str, typer.Option(help="Answering LLM: name (rgate download), folder or Hub id.")
+    ] = DEFAULT_LLM,
     index: IndexFolder = None,
     k: PassageCount = 3,
 ) -> None:
@@ -223,8 +224,8 @@ def _as_json(question: object, decision: Decision) -> dict[str, Any]:
     """Return a decision, or its error, as JSON values, with the question as the user wrote it."""
     if decision.error is not None:
         return {"question": question, "retrieve": True, "error": decision.error.model_dump()}
-    fields: dict[str, Any] = decision.model_dump(mode="json", exclude={"draft", "error"})
-    return {**fields, "draft": None if decision.draft is None else decision.draft.text}
+    draft = None if decision.draft is None else decision.draft.text
+    return {**decision.model_dump(mode="json", exclude={"draft", "error"}), "draft": draft}
 
 
 def _print_decision(question: object, decision: Decision) -> None:

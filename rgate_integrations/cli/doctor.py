@@ -105,9 +105,8 @@ def download(
             say(f"  {item.purpose}; {item.licence}; {item.size}; {item.disk_megabytes:,} MB on disk")
         return
     failed = False
-    # Download duplicates only once.
-    items = list(map(entry, dict.fromkeys(names)))  # an unknown name raises before the first download
-    for item in items:
+    # Duplicates are downloaded once, and an unknown name raises before the first download.
+    for item in list(map(entry, dict.fromkeys(names))):
         is_new = cached_path(item.name) is None
         try:
             folder = download_entry(item.name, source=source)
@@ -133,22 +132,13 @@ def gates(
     ] = None,
 ) -> None:
     """List the gates with source, evidence, training and cost; or, with --llm, show an LLM's ability."""
-    if llm is not None:
-        _say_ability(llm, as_json)
-        return
+    from rgate_integrations.gates.ability import resolve_ability
     from rgate_integrations.gates.registry import list_gates
 
-    say_table(
-        ("name", "source", "evidence", "training", "cost"),
-        list(map(astuple, list_gates())),
-        as_json=as_json,
-    )
-
-
-def _say_ability(llm: str, as_json: bool) -> None:
-    """Print the ability that is assumed for an LLM, and why."""
-    from rgate_integrations.gates.ability import resolve_ability
-
+    if llm is None:
+        columns = ("name", "source", "evidence", "training", "cost")
+        say_table(columns, list(map(astuple, list_gates())), as_json=as_json)
+        return
     ability, warning = resolve_ability(llm)
     if as_json:
         print_json({"name": llm, **asdict(ability), "warning": warning})

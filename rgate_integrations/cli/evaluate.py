@@ -25,6 +25,7 @@ from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     DEFAULT_LLM,
     KEPT_ANSWERS,
+    NOT_WRITTEN,
     AnswerTokens,
     BudgetOption,
     CorpusFolders,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 _SHOWN_GAPS = 20  # maximum number of uncovered questions to list
 _CONCURRENCY = 4  # concurrent LLM calls of `collect`
-_NOT_WRITTEN = "Nothing was written. Run the same command to start again."
 
 
 def collect(
@@ -138,7 +138,7 @@ def evaluate(
         )
     examples = all_examples(read_paired(data))
     loaded = _load_judged(gate, draft, proxy, corpus)
-    with progress_bar("asking the gate", stopped=_NOT_WRITTEN) as report_progress:
+    with progress_bar("asking the gate", stopped=NOT_WRITTEN) as report_progress:
         result, judged = run(loaded, examples, name=gate, draft=draft, progress=report_progress)
     measured = {**result["sets"], "pooled": result["pooled"]}
     say_table(_COLUMNS, [_row(name, numbers) for name, numbers in measured.items()])
@@ -235,7 +235,7 @@ def calibrate(
     check_output(out, *data, gate, proxy, files=(CONFIG,))
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)
-    with progress_bar("asking the gate", stopped=_NOT_WRITTEN) as report_progress:
+    with progress_bar("asking the gate", stopped=NOT_WRITTEN) as report_progress:
         calibration = run(loaded, files, policy, progress=report_progress, draft=draft)
     save_gate(saved_gate(calibration.gate.gate, calibration.provenance), out)
     say(calibration.choice.guarantee, bold=True)

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations.cli.terminal import progress_bar, say
+from rgate_integrations.cli.terminal import NOT_WRITTEN, progress_bar, say
 from rgate_integrations.errors import DataFormatError, IndexMismatchError, IndexNotFoundError
 
 if TYPE_CHECKING:
     from rgate_integrations.index import PassageIndex
 
 DEMO_CORPUS = "encyclopedia-leads"
-
-_NOT_WRITTEN = "No index was written, and any earlier one is unchanged. Run the same command to start again."
 
 app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -43,7 +41,7 @@ def build(
         raise DataFormatError(
             f"The corpus {str(corpus)!r} has no passages.", hint="Add one JSON object per line."
         )
-    with progress_bar("embedding", stopped=_NOT_WRITTEN) as report:
+    with progress_bar("embedding", stopped=NOT_WRITTEN) as report:
         index = PassageIndex.build(
             read_passages(corpus),
             SentenceEmbedder(embedder),
@@ -87,6 +85,6 @@ def open_index(folder: Path | None) -> PassageIndex:
         # Missing, or made by an earlier version or with another embedder.
         passages = list(read_passages(corpus_path(DEMO_CORPUS)))
         label = "building the index, once"
-        with locked(home), progress_bar(label, stopped=_NOT_WRITTEN) as report:
+        with locked(home), progress_bar(label, stopped=NOT_WRITTEN) as report:
             PassageIndex.build(passages, report=partial(report, label, total=len(passages))).save(home)
         return PassageIndex.load(home)

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from rgate_integrations.serving.gateway import Gateway
     from rgate_integrations.serving.service import DecisionService
 
-ShadowLog = Annotated[
-    Path | None, typer.Option(help="Only log decisions to this file, for rgate tune, without acting on them.")
-]
 Indexes = Annotated[
     list[str] | None,
     typer.Option("--index", help="Folder of an index; or NAME=FOLDER, repeated, to choose among several."),
@@ -81,7 +78,9 @@ def serve(
     look_first: Annotated[
         bool, typer.Option("--look-first", help="Search first, and also judge the passages.")
     ] = False,
-    shadow: ShadowLog = None,
+    shadow: Annotated[
+        Path | None, typer.Option(help="Only log decisions to this file, for rgate tune; do not act on them.")
+    ] = None,
     allow_origin: AllowedOrigins = None,
 ) -> None:
     """Serve decisions over HTTP; with --upstream, also as a gateway that retrieves if the LLM needs it.

@@ -25,6 +25,8 @@ KEY = "RGATE_API_KEY"
 """Environment variable with the key of the LLM's server."""
 KEPT_ANSWERS = "Finished answers are kept. Run the same command to resume."
 """Message of commands that ask an LLM, after Ctrl-C."""
+NOT_WRITTEN = "Nothing was written or changed. Run the same command to start again."
+"""Message of commands that write only at the end, after Ctrl-C."""
 TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name; as in gates/remote.py
 
 # --- options -----------------------------------------------------------------------------------------------------
@@ -44,9 +46,6 @@ ThresholdOption = Annotated[
 ProxyName = Annotated[
     str | None,
     typer.Option("--proxy", help="Model that the gate reads: name (rgate download), folder or Hub id."),
-]
-LLMName = Annotated[
-    str, typer.Option("--llm", help="Answering LLM: name (rgate download), folder or Hub id.")
 ]
 JudgedName = Annotated[
     str,

@@ -223,7 +223,7 @@ def train(
         resume=resume,
     )
     with locked(out), progress_bar("reading questions", stopped=_STOPPED) as report:
-        metrics = _train(gate, data, model, out, options, report)
+        metrics = _train(gate, data, model, out, options, report).get("metrics")
     if metrics:
         areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}
         say_table(("set", "cross-validated AUC"), [(name, f"{area:.3f}") for name, area in areas.items()])
@@ -236,7 +236,7 @@ def train(
 def _train(
     gate: str, paths: Sequence[Path], model: str, out: Path, options: TrainingOptions, report: Progress
 ) -> dict[str, Any]:
-    """Read or make the labels, train and save; return a probe's cross-validation metrics, {} for other gates."""
+    """Read or make the labels, train and save; return the provenance of a probe, {} for other gates."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.models.proxies import gate_proxy
@@ -272,8 +272,7 @@ def _train(
         return {}
     artifact = train_probe(files, gate_proxy(model), options, progress=report)
     save_gate(artifact, out)
-    metrics: dict[str, Any] = artifact.provenance["metrics"]
-    return metrics
+    return artifact.provenance
 
 
 def ability(

@@ -131,8 +131,7 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
     rows = []
     for theta in (0.0, 1.0):
         certain = gate.with_options(ability=Ability("", theta, 0.0, ""), margin=ALWAYS_READ, on_error="raise")
-        decisions = certain.decide_batch(questions)
-        rows.append([decision.signals.get("known", math.nan) for decision in decisions])
+        rows.append([decision.signals.get("known", math.nan) for decision in certain.decide_batch(questions)])
     at_zero, at_one = logits(np.array(rows))
     # The median, because clipping probabilities near 0 or 1 distorts individual slopes.
     return at_zero, float(np.nanmedian(at_one - at_zero))

@@ -9,14 +9,13 @@ fails (fixed sequence testing), which needs no correction for the number of thre
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError, needs_extra
 from rgate_integrations.gates.calibrated import CalibratedGate
@@ -315,12 +314,15 @@ def calibrate(
         "draft": draft,
         "data": list(map(DataFile.as_provenance, files)),
     }
+    # Asking for a fingerprint would load a proxy that no decision needed.
+    has_read = any(decision.cost.model_calls for decision in judged.decisions)
+    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     calibrated = CalibratedGate(
         inner=gate.gate,
         probability=fitted,
         threshold=choice.threshold,
         proxy=gate.proxy,
-        fingerprint=_read_fingerprint(gate, judged.decisions),
+        fingerprint=gate.get_proxy().fingerprint if has_read and may_read else "",
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
 
@@ -354,13 +356,6 @@ def _check_savable(gate: DecisionEngine) -> None:
             "A gate that asks a server cannot be calibrated, because no saved gate may ask one.",
             hint="Calibrate the gate with which the server was started, and serve the calibrated one.",
         )
-
-
-def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:
-    """Return the fingerprint of the gate's proxy; if no model read a question, return "" and load no proxy."""
-    has_read = any(decision.cost.model_calls for decision in decisions)
-    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
-    return gate.get_proxy().fingerprint if has_read and may_read else ""
 
 
 def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import (
@@ -45,12 +45,22 @@ STOP_AFTER = 10
 STOP_IF_CUT_OFF = 3
 """The run stops after this many answers cut off during thinking, if that kind of arm has never answered."""
 
+_T = TypeVar("_T")
+_CHUNK = 64
 _Job: TypeAlias = tuple[int, ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]
 
 
 def no_progress(label: str, done: int, total: int) -> None:
     """Ignore progress; the default `Progress`."""
+
+
+def in_chunks(items: Sequence[_T], label: str, progress: Progress) -> Iterator[Sequence[_T]]:
+    """Yield items in chunks of 64, and report after each chunk how many of them were processed."""
+    for start in range(0, len(items), _CHUNK):
+        chunk = items[start : start + _CHUNK]
+        yield chunk
+        progress(label, start + len(chunk), len(items))
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,11 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import DataFormatError, EvidenceError, needs_extra
 from rgate_integrations.gates.corpus import COVERED
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
-from rgate_integrations.tuning.collection import Progress, no_progress
+from rgate_integrations.tuning.collection import Progress, in_chunks, no_progress
 from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
 
 SCORE_DIGITS = 5
 """Decimal digits of the scores in a calibration's provenance."""
-_CHUNK = 64
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy")
 _MIN_LOGGED = 50
 _MAX_SCORES = 1_000_000  # a calibration file may come from an untrusted source
@@ -88,17 +87,19 @@ def judge(
     ]
     decider = resolve_gate(gate)
     decisions: list[Decision] = []
-    # In chunks, so that progress can be reported.
-    for start in range(0, len(requests), _CHUNK):
-        decisions += decider.decide_batch(requests[start : start + _CHUNK])
-        progress("asking the gate", len(decisions), len(requests))
+    for chunk in in_chunks(requests, "asking the gate", progress):
+        decisions += decider.decide_batch(chunk)
     errors = [decision.error for decision in decisions if decision.error is not None]
     if errors and len(errors) == len(decisions):
         raise EvidenceError(f"The gate failed on every question: {errors[0].message}", hint=errors[0].hint)
-    p = np.array([decision.effective_p_known for decision in decisions])
-    retrieve = np.array([decision.retrieve for decision in decisions], dtype=bool)
     closed_book, rag = np.array([(example.known, example.rag_correct) for example in examples], dtype=bool).T
-    return JudgedQuestions(p, retrieve, closed_book, rag, np.array(decisions, dtype=object))
+    return JudgedQuestions(
+        p=np.array([decision.effective_p_known for decision in decisions]),
+        retrieve=np.array([decision.retrieve for decision in decisions], dtype=bool),
+        closed_book=closed_book,
+        rag=rag,
+        decisions=np.array(decisions, dtype=object),
+    )
 
 
 def measure(judged: JudgedQuestions) -> dict[str, Any]:
@@ -379,8 +380,7 @@ def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> 
     _, start, counts = np.unique(p[order], return_index=True, return_counts=True)
     # Questions with equal scores each get the mean gain of their group.
     steps = np.repeat(np.add.reduceat(gain, start) / counts, counts)
-    curve: Float64Array = closed_book.mean() + np.concatenate([[0.0], np.cumsum(steps)]) / len(p)
-    return curve
+    return float(closed_book.mean()) + np.concatenate([[0.0], np.cumsum(steps)]) / len(p)
 
 
 def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArray, PositionArray]]:

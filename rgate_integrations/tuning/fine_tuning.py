@@ -254,10 +254,8 @@ def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    with warnings.catch_warnings():
-        # peft uses a deprecated part of transformers.
-        warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(base, lora)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        return get_peft_model(base, lora)  # which uses a deprecated part of transformers
 
 
 def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> transformers.TrainingArguments:

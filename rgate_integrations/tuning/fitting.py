@@ -21,11 +21,9 @@ from rgate_integrations.models.proxies import read_states, require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.tuning.calibration import LEAST, Policy, ThresholdChoice, describe_choice
-from rgate_integrations.tuning.collection import Progress
+from rgate_integrations.tuning.collection import Progress, in_chunks
 from rgate_integrations.tuning.evaluation import auc, expected_calibration_error, question_folds
 from rgate_integrations.tuning.labelling import Labels
-
-_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,6 @@ class FittedGate:
     auc: float
     auc_before: float
 
-    @property
-    def retrieves(self) -> BoolArray:
-        """Whether the gate retrieves, for each of its questions, shape (n,)."""
-        return self.p < self.choice.threshold
-
 
 def make_readings(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Readings:
     """Return the prior gate's decisions about questions, and their hidden states in the layers that suit probes.
@@ -87,13 +80,10 @@ def make_readings(gate: DecisionEngine, questions: Sequence[str], progress: Prog
     layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
     decisions: list[Decision] = []
     states: list[Float32Array] = []
-    # In chunks, so that progress can be reported.
-    for start in range(0, len(questions), _CHUNK):
-        chunk = questions[start : start + _CHUNK]
+    for chunk in in_chunks(questions, "reading the questions", progress):
         values = [{"question": question} for question in chunk]
         decisions += strict.decide_batch(chunk)
         states += [hidden.states for hidden in read_states(proxy, ANSWER, values, None, layers)]
-        progress("reading the questions", len(states), len(questions))
     return Readings(tuple(decisions), np.stack(states), layers, proxy)
 
 
@@ -249,23 +239,20 @@ class Basis:
     @classmethod
     def fit(cls, states: Float32Array, seed: int = 0) -> Basis:
         """Compute a basis from states, shape (n, layers, hidden size), without labels."""
+        from sklearn.decomposition import PCA
+
         flat = states.reshape(len(states), -1).astype(np.float64)
         if len(flat) > _BASIS:
             flat = flat[np.random.default_rng(seed).choice(len(flat), _BASIS, replace=False)]
         mean, scale = flat.mean(axis=0), flat.std(axis=0) + _TINY
-        standard = (flat - mean) / scale
-        # Eigenvectors of the questions × questions matrix, which is smaller than dimensions × dimensions.
-        values, vectors = np.linalg.eigh(standard @ standard.T)
-        largest = np.argsort(values)[::-1][: min(COMPONENTS, max(len(flat) - 1, 1))]
-        # Back to unit vectors in the space of the states.
-        directions = standard.T @ vectors[:, largest] / np.sqrt(np.maximum(values[largest], _TINY))
-        spread = np.sqrt(max(values[largest].sum() / len(flat), _TINY))
-        return cls(mean, directions / scale[:, None] / spread)
+        # The full solver is deterministic, unlike the randomised one.
+        pca = PCA(min(COMPONENTS, len(flat) - 1, flat.shape[1]), svd_solver="full")
+        spread = np.sqrt(max(pca.fit_transform((flat - mean) / scale).var(axis=0).sum(), _TINY))
+        return cls(mean, pca.components_.T / scale[:, None] / spread)
 
     def __call__(self, states: Float32Array) -> Float64Array:
         """Return the components of states, shape (n, components)."""
-        components: Float64Array = (states.reshape(len(states), -1) - self.mean) @ self.projection
-        return components
+        return (states.reshape(len(states), -1) - self.mean) @ self.projection
 
 
 @dataclass(frozen=True)
@@ -316,8 +303,7 @@ class Correction:
 
     def __call__(self, table: Table) -> Float64Array:
         """Return the corrected logit of each question, shape (n,)."""
-        correction: Float64Array = table.columns @ self.weights
-        return table.prior + correction
+        return table.prior + table.columns @ self.weights
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:

@@ -12,7 +12,7 @@ from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.pooling import PooledLayer, Pooling, Span, middle_layers
 from rgate_integrations.models.proxies import read_states
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
-from rgate_integrations.tuning.collection import Progress, no_progress
+from rgate_integrations.tuning.collection import Progress, in_chunks, no_progress
 from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
 from rgate_integrations.tuning.questions import DataFile, DraftKind, Question, all_examples, check_labels
 from rgate_integrations.tuning.training import TrainingOptions, drafts_for
@@ -25,7 +25,6 @@ REGULARISATION = 0.005
 
 _UNREGULARISED = 100.0  # a feature this large needs only a small weight, which regularisation hardly shrinks
 _TINY = 1e-6  # avoids a division by zero for constant features
-_CHUNK = 256
 _RECIPE = (
     f"per layer: standardised, {COMPONENTS} principal components and logistic regression with C={REGULARISATION}, "
     "averaged with one that has an intercept per data set; logits averaged over the layers, weighted and calibrated "
@@ -62,9 +61,8 @@ def train_probe(
         ServerError: The proxy failed to write a draft.
         MissingDependencyError: scikit-learn is not installed.
     """
-    folds = options.folds
     examples = all_examples(files)
-    known = check_labels(examples, folds)
+    known = check_labels(examples, options.folds)
     questions = [example.question for example in examples]
     sets = [question.dataset for question in questions]
     views = [
@@ -72,14 +70,15 @@ def train_probe(
         for span, pooling in _VIEWS[options.draft]
     ]
     states = _read_states(proxy, questions, views, options, progress)
-    held_out = np.stack([cross_validate(view, known, folds, options.seed, sets) for view in states], axis=1)
+    held_out = np.stack(
+        [cross_validate(view, known, options.folds, options.seed, sets) for view in states], axis=1
+    )
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import cross_val_predict
 
-    # A logistic regression on the held-out logits weights and calibrates the views. It is cross-validated again, so
-    # that no question's label affects its own logit.
+    # Weights and calibrates the views. It is cross-validated again, so that no label affects its question's logit.
     combination = LogisticRegression(C=1e6)
-    splits = list(question_folds(len(known), folds, options.seed))
+    splits = list(question_folds(len(known), options.folds, options.seed))
     logits = cross_val_predict(combination, held_out, known, cv=splits, method="decision_function")
     combination.fit(held_out, known)
     bias = float(combination.intercept_[0])
@@ -113,12 +112,10 @@ def _read_states(
     drafts = drafts_for(proxy, questions, options, progress)
     layers = list(chain.from_iterable(views))
     states: list[Float32Array] = []
-    # In chunks, so that progress can be reported.
-    for start in range(0, len(questions), _CHUNK):
-        values = [{"question": question.text} for question in questions[start : start + _CHUNK]]
-        chunk_drafts = drafts and drafts[start : start + _CHUNK]
+    for chunk in in_chunks(range(len(questions)), "reading hidden states", progress):
+        values = [{"question": questions[index].text} for index in chunk]
+        chunk_drafts = drafts and [drafts[index] for index in chunk]
         states += [read.states for read in read_states(proxy, options.prompt, values, chunk_drafts, layers)]
-        progress("reading hidden states", len(states), len(questions))
     ends = np.cumsum(list(map(len, views)))
     return np.split(np.stack(states), ends[:-1], axis=1)
 

@@ -80,11 +80,10 @@ def report_page(results: Sequence[Result]) -> str:
     Args:
         results: Results of evaluations; the page shows one at a time.
     """
-    # A model's text must not end the script element ("<") or the line of JavaScript.
     data = json_line([result.model_dump() for result in results])
-    data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028")
     template = files("rgate_integrations.tuning").joinpath("report.html").read_text(encoding="utf-8")
-    return template.replace("/*DATA*/[]", data)
+    # A model's text must not end the script element ("<") or the line of JavaScript.
+    return template.replace("/*DATA*/[]", data.replace("<", "\\u003c").replace("\u2028", "\\u2028"))
 
 
 Notes: TypeAlias = dict[str, list[str]]
@@ -105,7 +104,8 @@ def write_notes(labels: Labels, question: FittedGate, answer_first: FittedGate |
 
 
 def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
-    rate = float(gate.retrieves.mean())
+    retrieves = gate.p < gate.choice.threshold
+    rate = float(retrieves.mean())
     answered = [labels.answered[index] for index in gate.indices]
     seconds = [(answer.seconds["direct"], answer.seconds["retrieve"]) for answer in answered]
     direct, rag = np.median(seconds, axis=0)
@@ -117,7 +117,7 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
         f"Takes {rate * rag + (1 - rate) * direct:.3g} s per question (measured median, without the gate's own time) "
         f"instead of {rag:.3g} s with retrieval for every question.",
     ]
-    gated = mean_tokens(answered, gate.retrieves, gate.artifact.tokens)
+    gated = mean_tokens(answered, retrieves, gate.artifact.tokens)
     always = mean_tokens(answered, np.ones(len(answered), dtype=bool))
     if gated is not None and always is not None:  # the server reports the length of prompts
         notes.append(
