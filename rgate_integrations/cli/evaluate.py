@@ -250,7 +250,7 @@ def calibrate(
 def _load_judged(
     name: str, draft: str, proxy: str | None, corpus: Sequence[Path] | None = None
 ) -> DecisionEngine:
-    """Return the gate to evaluate or calibrate; for the default gate, the shipped one for this kind of draft.
+    """Return the gate to evaluate or calibrate; ``"default"`` means the shipped gate for this kind of draft.
 
     Raises:
         ConfigurationError: The gate reads a draft, and ``draft`` is ``"none"``.

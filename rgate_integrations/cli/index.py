@@ -39,7 +39,8 @@ def build(
     total = sum(1 for _ in read_passages(corpus))
     if not total:
         raise DataFormatError(
-            f"The corpus {str(corpus)!r} has no passages.", hint="Add one JSON object per line."
+            f"The corpus {str(corpus)!r} has no passages.",
+            hint='Add one per line: {"id": "1", "title": "…", "text": "…"}.',
         )
     with progress_bar("embedding", stopped=NOT_WRITTEN) as report:
         index = PassageIndex.build(

@@ -122,8 +122,7 @@ def open_judge(judge: str | None, concurrency: int, thinking_tokens: int) -> Lan
         return None
     name, at, address = judge.partition("@http")
     llm, model = (f"http{address}", name) if at else (name, None)
-    options = request_options("as-is", "{}", thinking_tokens)
-    return open_llm(llm, model, concurrency, options, key=JUDGE_KEY)
+    return open_llm(llm, model, concurrency, request_options("as-is", "{}", thinking_tokens), key=JUDGE_KEY)
 
 
 def say_habits(llm: LanguageModel) -> None:

@@ -116,7 +116,7 @@ def _make_gateway(
     k: int,
     **options: Any,
 ) -> Gateway | None:
-    """Return the gateway to an upstream; None without an upstream.
+    """Return the gateway to an upstream, which is the LLM's server; None without one.
 
     Raises:
         ConfigurationError: An option of the gateway is set without an upstream, the upstream's URL is
@@ -148,7 +148,7 @@ def _load_served(
 
 
 def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dict[str, Retriever] | None:
-    """Return what searches: the only index if unnamed, a dict of named ones, or the object; None without any.
+    """Return what searches: an unnamed index, a dict of named ones, or the object called ``name``; None without any.
 
     Raises:
         ConfigurationError: Several indexes share a name or lack one, both indexes and an object were given, or the

@@ -183,7 +183,7 @@ def print_log(level: int, form: str = "%(message)s") -> None:
 
 @contextmanager
 def progress_bar(label: str = "", *, stopped: str) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on standard error in a ``with`` statement, which gets its callback: (label, done, total).
+    """Show a progress bar on standard error during a ``with`` block; yields its callback: ``(label, done, total)``.
 
     Args:
         label: The current activity. If empty, the bar appears at the first call of the callback.

@@ -67,11 +67,11 @@ def measure_ability(
     Each answer is saved immediately in a file next to ``out``, so an interrupted run resumes without
     repeating answered calls. An answer is right if it contains a gold answer, compared by whole words.
 
-    The estimate is the maximum a posteriori: the LLM's name gives the prior, and the default gate gives the
-    difficulty of each question.
+    The estimate is the maximum a posteriori. The prior is the ability that the LLM's name suggests; the default
+    gate gives the difficulty of each question.
 
     Args:
-        arm: The answering arm, such as `rgate_integrations.tuning.arms.ModelArm`; its name gives the prior.
+        arm: What asks the LLM, such as a `rgate_integrations.tuning.arms.ModelArm`; its name is the LLM's name.
         out: Folder for the ability; an earlier ability is replaced.
         concurrency: Maximum concurrent calls.
         progress: Progress callback: ``(label, done, total)``.
@@ -98,8 +98,7 @@ def measure_ability(
         if len(complete) < MIN_ANSWERS:
             raise DataFormatError(
                 f"{len(complete)} of {len(complete) + failed} questions were answered; {MIN_ANSWERS} are needed.",
-                hint=f"See the errors in {str(answers_path)!r}. Run it again: only failed calls are "
-                "repeated.",
+                hint=f"See the errors in {str(answers_path)!r}, then try again: only failed calls are repeated.",
             )
         right = np.array([is_correct(answered.direct.text, answered.question.gold) for answered in complete])
         easiness, slope = anchor_logits(load_gate(), [answered.question.text for answered in complete])
@@ -115,7 +114,7 @@ def measure_ability(
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:
-    """Return how a gate's signal ``known`` depends on the LLM's ability.
+    """Return how a gate's signal ``known``, the probability that the LLM knows a fact, depends on the LLM's ability.
 
     Args:
         gate: A gate with the signal ``known`` and the option ``margin``, such as the default one.
@@ -138,12 +137,12 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
 
 
 def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right: Float64Array) -> Ability:
-    """Return the most likely ability given the answers, and its standard deviation (Laplace's approximation).
+    """Return the most likely ability given the answers; its ``sd`` is Laplace's approximation.
 
     The model is P(right) = sigmoid(easiness + slope * theta), with theta ~ N(prior.theta, prior.sd).
 
     Args:
-        prior: The prior; its ``sd`` is above 0.
+        prior: Mean and standard deviation before the answers; its ``sd`` is above 0.
         easiness: The logit of P(right) for an LLM of ability 0, shape (n,).
         slope: Increase of the logit per unit of ability, above 0.
         right: 1 for each right answer, 0 for each wrong one, shape (n,).

@@ -39,7 +39,7 @@ class ModelArm:
 
     Attributes:
         llm: The answering LLM.
-        index: The index to search for passages; without one, or without hits, the LLM answers closed book.
+        index: The index to search for passages; without one, or without hits, the LLM answers from memory.
         k: Passages per question.
         tokens: Maximum length of an answer, in tokens.
         seed: Seed of answers sampled at `TEMPERATURE`, without passages; None for the most likely answer.
@@ -80,7 +80,7 @@ class ModelArm:
         return facts
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Answer questions, with passages if there is an index and no seed."""
+        """Return one answer per question, with passages if there is an index and no seed."""
         texts = [question.text for question in questions]
         if self.seed is not None:
             samples = self.llm.sample(
@@ -117,7 +117,7 @@ class ObjectArm:
         return {"object": self.name}
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Answer questions one by one."""
+        """Return one answer per question; the object is called once for each."""
         return [read_answer(self.call(question.text)) for question in questions]
 
 
@@ -168,7 +168,7 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
         return {}
     if not isinstance(direct, ModelArm):
         raise ConfigurationError(
-            f"num_samples= samples at a temperature, which cannot be set for direct=, {direct.name!r}.",
+            f"num_samples= needs temperature 1, which cannot be set for direct=, the object {direct.name!r}.",
             hint="Pass a model of this package as direct=, such as RemoteModel(URL, MODEL), or omit num_samples=.",
         )
     return {f"{SAMPLE} {i + 1}": replace(direct, index=None, seed=seed * n + i) for i in range(n)}
@@ -177,8 +177,12 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
 def read_answer(answer: Any) -> Draft:
     """Convert the answer of an application's object to a draft, with its log-probabilities if it has any.
 
+    Args:
+        answer: A string, a `Draft`, a LangChain message, or an object or mapping that has one of these as
+            ``answer``, ``result``, ``output``, ``text``, ``response`` or ``content``.
+
     Raises:
-        EvidenceError: ``answer`` has no text.
+        EvidenceError: ``answer`` is none of these.
     """
     if isinstance(answer, Draft):
         return answer
@@ -191,13 +195,13 @@ def read_answer(answer: Any) -> Draft:
         with suppress(EvidenceError):
             return read_answer(get_field(answer, name))
     raise EvidenceError(
-        f"An answer of type {type(answer).__name__} has no text.",
-        hint="Let the object that answers, in direct= or retrieve=, return a string or a message.",
+        f"An answer of direct= or retrieve= has no text: it is of type {type(answer).__name__}.",
+        hint="Let it return a string, a message, or an object whose text is in .answer, .response or .content.",
     )
 
 
 def describe_thinking(arm: Arm, drafts: Sequence[Draft]) -> str:
-    """Return a suffix for an LLM's name: how much it thought, or that thinking was off; may be empty."""
+    """Return what to add to an LLM's name: how long it thought, or that thinking was off; empty if neither."""
     tokens = [draft.thinking_tokens for draft in drafts]
     # Report what the LLM did, because it may think even if it was told not to.
     if any(tokens):

@@ -58,7 +58,7 @@ class ThresholdChoice:
 
 @dataclass(frozen=True)
 class Budget:
-    """Retrieve for at most a given share of the questions, at a confidence level.
+    """Retrieve for at most a given share of the questions, with a given confidence.
 
     The retrieval rate grows with the threshold, so thresholds are tested from 0 upward while the exact upper
     confidence bound (Clopper and Pearson 1934) of the rate stays within the budget.
@@ -81,7 +81,7 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the highest threshold that stays within the budget, at the confidence; 0 if there is none.
+        """Choose the highest threshold that keeps the budget with the given confidence; 0 if there is none.
 
         Args:
             p: P(known) of each question, shape (n,).
@@ -118,7 +118,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class MaxLoss:
-    """Lose at most a given amount of accuracy compared with always retrieving, at a confidence level.
+    """Lose at most a given amount of accuracy compared with always retrieving, with a given confidence.
 
     Accuracy is the share of answers that count as right; the papers count those that contain a gold answer.
 
@@ -144,7 +144,7 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the lowest threshold that keeps the loss low enough, at the confidence; `ALWAYS` if there is none.
+        """Choose the lowest threshold that keeps the loss with the given confidence; `ALWAYS` if there is none.
 
         Args:
             p: P(known) of each question, shape (n,).
@@ -198,7 +198,12 @@ Policy: TypeAlias = Budget | MaxLoss
 
 
 def upper_bound(successes: int, n: int, confidence: float) -> float:
-    """Return the exact one-sided upper confidence bound of a binomial share (Clopper and Pearson 1934).
+    """Return the exact one-sided upper confidence bound of a share (Clopper and Pearson 1934), in [0, 1].
+
+    Args:
+        successes: How many of the n items count.
+        n: Number of items.
+        confidence: Confidence, in (0, 1).
 
     Raises:
         MissingDependencyError: SciPy is not installed.

@@ -146,9 +146,9 @@ class Answers:
         self.arms |= arms
 
     def complete(self) -> list[Answered]:
-        """Return the questions that the direct and retrieve arms have answered, those of this run first.
+        """Return the questions that the direct and the retrieve arm have answered, those of this run first.
 
-        An arm that this object lacks is not required; samples may be missing.
+        If only one of these arms was added, its answer is enough. Samples may be missing.
         """
         complete = []
         needed = {"direct", "retrieve"} & self.arms.keys()
@@ -173,7 +173,7 @@ class Answers:
         return sorted(missing, key=lambda question: (arm, question.key) in self._failed)
 
     def count_missing(self, questions: Sequence[Question]) -> Counter[str]:
-        """Return the number of missing answers, by kind of arm."""
+        """Return the number of missing answers, by kind of arm: ``"direct"``, ``"retrieve"`` or ``"sample"``."""
         missing: Counter[str] = Counter()
         for arm in self.arms:
             missing[arm_kind(arm)] += len(self.missing(questions, arm))
@@ -200,7 +200,7 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call failed, or ten in a row of one kind of arm, or all; answers are kept.
+            ServerError: The first call failed at the server, or ten calls in a row of one kind of arm, or all.
             NoAnswerError: All answers of one kind of arm, at least three, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """
@@ -233,7 +233,7 @@ class Answers:
             is_unusable = done == 1 and isinstance(outcome, ServerError)
             if is_unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
-                    f"Giving up; failed calls: {failures}; the last error: {line['error']}",
+                    f"Giving up. Number of failed calls: {failures}. The last error: {line['error']}",
                     hint=f"The answers so far are kept in {str(self._log.path)!r}. Fix the cause, then try again.",
                 )
         if "direct" in arms:
@@ -259,8 +259,8 @@ class Answers:
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
             raise NoAnswerError(
                 f"All {len(finished)} answers were cut off: the LLM thinks first, or its answers are too long.",
-                hint="Turn thinking off (--think off) or allow longer answers (--answer-tokens), and choose another "
-                "output path.",
+                hint="Turn thinking off (--think off) or, with rgate tune and collect, allow longer answers "
+                "(--answer-tokens); and choose another output path (--out).",
             )
 
     def _plan_jobs(self, questions: Sequence[Question], arms: Sequence[ArmName]) -> list[_Job]:
@@ -294,7 +294,10 @@ class Answers:
                 at_once = concurrency
 
     def _answer(self, arm: ArmName, batch: Sequence[Question]) -> list[_Outcome]:
-        """Answer a batch; after an error, one question at a time, so that only bad ones fail."""
+        """Return the answer or the error, and the seconds, for each question of a batch.
+
+        After an error, the questions are asked one at a time, so that only those that cause it fail.
+        """
         start = perf_counter()
         try:
             drafts = self.arms[arm].answer(batch)
@@ -349,7 +352,7 @@ def cached_answers(
         progress: Progress callback: ``(label, done, total)``.
 
     Returns:
-        The answers to each question, by arm.
+        One mapping per question: its answers, by arm.
 
     Raises:
         ServerError: A question could not be answered; the other answers stay in the cache.
@@ -365,7 +368,7 @@ def cached_answers(
         failed = answers.ask(questions, concurrency=1, label=f"writing {what}", progress=progress)
     if failed:
         raise ServerError(
-            f"The model did not write all {what}: {failed} failed.",
+            f"The model could not write all {what}: {failed} calls failed.",
             hint=f"See the errors in {str(path)!r}, then run the training again.",
         )
     by_key = {answered.question.key: answered.answers for answered in answers.complete()}

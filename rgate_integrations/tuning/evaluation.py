@@ -320,9 +320,9 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
 
 
 def is_judged(p_known: float, override: object, error: object) -> bool:
-    """Return whether P(known) of a decision is the gate's: not after an error, nor if a rule set it to 0 or 1.
+    """Return whether a decision's P(known) is the gate's estimate: there was no error, and no rule set it to 0 or 1.
 
-    Other overrides, such as a corpus that covers the question, leave P(known) as it is.
+    Other overrides, such as a corpus that covers the question, do not change P(known).
     """
     return not error and (not override or 0 < p_known < 1)
 
@@ -395,9 +395,12 @@ def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArra
 
 
 def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, Any]:
-    """Return the AUC of held-out scores for a model card: per data set, its mean over the sets, and pooled."""
+    """Return AUCs of held-out scores for a model card.
+
+    ``auc`` is by name of the data set, without sets whose labels are all the same; ``auc_mean`` is the mean over the
+    sets, ``auc_pooled`` the AUC of all questions together.
+    """
     names = np.asarray(sets)
     areas = {name: auc(scores[names == name], known[names == name]) for name in dict.fromkeys(sets)}
-    # A set whose labels are all the same has no AUC.
     areas = {name: area for name, area in areas.items() if not math.isnan(area)}
     return {"auc": areas, "auc_mean": float(np.mean(list(areas.values()))), "auc_pooled": auc(scores, known)}

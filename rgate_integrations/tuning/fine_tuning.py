@@ -60,7 +60,7 @@ def train_adapter(
     """Fine-tune a gate on labelled questions, and save it.
 
     Args:
-        gate: A key of `rgate_integrations.tuning.training.PROMPTS`.
+        gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
         files: The labelled questions.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the trained gate; `load_gate` takes it.
@@ -68,8 +68,8 @@ def train_adapter(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: The gate cannot be fine-tuned, or does not support these options; or see
-            `fine_tune`.
+        ConfigurationError: The gate cannot be fine-tuned, or needs drafts, but ``options.draft`` is ``"none"``;
+            or `fine_tune` raises it.
         DataFormatError: All labels are the same, or a recorded draft or gold answer that the gate needs is
             missing.
         RGateError: The model could not write a draft; see `rgate_integrations.tuning.training.drafts_for`.
@@ -128,8 +128,8 @@ def train_rewriter(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: See `fine_tune`.
-        DataFormatError: See `rgate_integrations.tuning.training.rewriter_pairs`.
+        ConfigurationError: As in `fine_tune`.
+        DataFormatError: As in `rgate_integrations.tuning.training.rewriter_pairs`.
     """
     fine_tune(
         rewriter_pairs(paths),
@@ -152,7 +152,7 @@ def fine_tune(
     resume: bool = False,
     progress: Progress = no_progress,
 ) -> None:
-    """Train a LoRA adapter and save it; logits are computed only for the targets.
+    """Train a LoRA adapter to continue prompts with their targets, and save it.
 
     Checkpoints are kept next to ``out`` until the run ends. On a CPU, the same seed gives the same weights, even if
     the run was interrupted and resumed.

@@ -28,10 +28,10 @@ from rgate_integrations.tuning.labelling import Labels
 
 @dataclass(frozen=True)
 class Readings:
-    """The decisions of the prior gate and the hidden states of the proxy, one row per question.
+    """Decisions of the prior, which is the gate that tuning corrects, and the questions' hidden states.
 
     Attributes:
-        decisions: Decisions of the prior, the gate to be corrected.
+        decisions: The prior's decision about each question.
         states: Hidden states, shape (n, layers, hidden size).
         layers: The layers of these states, and how they are pooled.
         proxy: The model whose states they are.
@@ -44,21 +44,21 @@ class Readings:
 
     @property
     def prior(self) -> Float64Array:
-        """Logit of the prior's P(known), shape (n,)."""
+        """Logit of P(known) of the `decisions`, shape (n,)."""
         return logits(np.array([decision.p_known for decision in self.decisions]))
 
 
 @dataclass(frozen=True)
 class FittedGate:
-    """A fitted gate, and its cross-fitted scores.
+    """A fitted gate, and scores of its questions from fits that have not seen them.
 
     Attributes:
         artifact: The gate, in the form in which it is saved.
         choice: Its threshold and guarantee.
         indices: Indices of the labelled questions used for the fit, shape (n,).
-        p: P(known) of these questions, each from a fit that has not seen the question, shape (n,).
+        p: These scores: P(known) of each question, shape (n,).
         auc: AUC of `p` for "right without retrieval".
-        auc_before: AUC of the prior on the same questions.
+        auc_before: The same for the prior, the gate that was corrected.
     """
 
     artifact: TunedArtifact
@@ -68,13 +68,23 @@ class FittedGate:
     auc: float
     auc_before: float
 
+    @property
+    def retrieves(self) -> BoolArray:
+        """Whether the gate retrieves, for each of its questions, shape (n,)."""
+        return self.p < self.choice.threshold
+
 
 def make_readings(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Readings:
-    """Return the prior gate's decisions about questions, and their hidden states in the layers that suit probes.
+    """Let a gate decide about questions, and read the questions' hidden states in its proxy.
+
+    Args:
+        gate: The prior: the gate that tuning corrects.
+        questions: The questions.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         EvidenceError: The gate's proxy has no hidden states.
-        RGateError: The prior gate failed on a question. Leaving the question out would change the fit.
+        RGateError: The gate failed on a question. Leaving the question out would change the fit.
     """
     strict, proxy = gate.with_options(on_error="raise"), require_states(gate.get_proxy())
     layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
@@ -121,12 +131,12 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate and choose its threshold on cross-fitted scores; None if labels are too few or all the same.
+    """Fit a gate; return None if fewer than 20 questions can be used, or if their answers are all right or all wrong.
 
     Args:
         labels: The labelled answers.
-        readings: The readings of their questions.
-        policy: Chooses the threshold.
+        readings: The prior's decisions about their questions, and hidden states.
+        policy: Chooses the threshold, on scores from fits that have not seen the question.
         tokens: Tokens of the partial answer to read, which need log-probabilities; 0 for the question alone.
         seed: Seed of the folds, and of the sample of questions for the principal components.
         facts: Further provenance, as JSON values.
@@ -238,7 +248,7 @@ class Basis:
 
     @classmethod
     def fit(cls, states: Float32Array, seed: int = 0) -> Basis:
-        """Compute a basis from states, shape (n, layers, hidden size), without labels."""
+        """Compute a basis from states, shape (n, layers, hidden size): of at most 2,000 rows, drawn with ``seed``."""
         from sklearn.decomposition import PCA
 
         flat = states.reshape(len(states), -1).astype(np.float64)
@@ -260,7 +270,7 @@ class Table:
     """The data of a fit, one row per question.
 
     Attributes:
-        prior: Logit of the prior's P(known), shape (n,).
+        prior: Logit of P(known) by the prior, the gate that tuning corrects, shape (n,).
         states: Components of the hidden states, shape (n, components).
         features: Features of the partial answers, shape (n, features); no columns for the question alone.
         known: Whether the answer without retrieval is right, shape (n,).
@@ -275,7 +285,7 @@ class Table:
 
     @property
     def columns(self) -> Float64Array:
-        """The prior, the components, the features, and ones; shape (n, 1 + components + features + 1)."""
+        """`prior`, `states`, `features` and ones, shape (n, 1 + components + features + 1)."""
         return np.column_stack([self.prior, self.states, self.features, np.ones(len(self.prior))])
 
     def part(self, indices: PositionArray) -> Table:
@@ -291,10 +301,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Correction:
-    """A fitted correction of the prior's logit.
+    """A fitted correction of the logits of the prior, the gate that tuning corrects.
 
     Attributes:
-        weights: Weights of the columns of a table, shape (1 + components + features + 1,).
+        weights: Weights of `Table.columns`, shape (1 + components + features + 1,).
         strength: The chosen shrinkage of the components' weights.
     """
 
@@ -309,7 +319,8 @@ class Correction:
 def fit_correction(table: Table, seed: int = 0) -> Correction:
     """Fit a correction, and choose its shrinkage on held-out labels.
 
-    The first candidates of `HEAD_STRENGTHS` and `STRENGTHS` are used unless others are clearly better.
+    The first candidates of `HEAD_STRENGTHS` and `STRENGTHS` are used unless others are better by more than one
+    standard error.
 
     Args:
         table: The data of the questions.
@@ -339,7 +350,7 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
 
 
 def crossfit(table: Table, seed: int) -> Float64Array:
-    """Return the logit of each question from a correction that was fitted without its fold, shape (n,)."""
+    """Return the logit of each question from a correction fitted without the question's fold, shape (n,)."""
     # Each fold chooses its own shrinkage, because a choice on all questions would have seen the test part.
     logits = np.zeros(len(table.known))
     for train, test in question_folds(len(table.known), FOLDS, seed):

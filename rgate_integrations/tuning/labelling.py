@@ -174,7 +174,7 @@ def label(
 def _label_answers(
     answered: Answered, kind: LabelKind, verdicts: Verdicts, embedder: Embedder | None
 ) -> dict[ArmName, bool | None]:
-    """Return whether each answer to a question is right, by arm; None without a label."""
+    """Return whether each answer to a question is right, by arm; None if the judge gave no verdict."""
     right: dict[ArmName, bool | None] = {}
     for arm, answer in answered.answers.items():
         if kind == "judge":
@@ -320,7 +320,8 @@ def collect(
         `rgate_integrations.tuning.questions.read_examples` does.
 
     Raises:
-        ConfigurationError: ``out`` is ``questions``, or earlier answers have other settings, such as another LLM.
+        ConfigurationError: ``out`` is the file ``questions``, or earlier answers were made with other settings,
+            such as another LLM.
         DataFormatError: The questions or earlier answers cannot be read, a question has no gold answers, or
             ``out`` exists without its file of answers.
         ServerError: The LLM or the judge could not be reached.

@@ -149,7 +149,10 @@ def fit_probe(
 def _fit_layer(
     states: Float64Array, known: BoolArray, seed: int, in_set: BoolArray
 ) -> tuple[Float64Array, float]:
-    """Return weight, shape (hidden size,), and bias of one layer's states, shape (n, hidden size)."""
+    """Fit one layer's states, shape (n, hidden size); return weight, shape (hidden size,), and bias.
+
+    ``in_set`` says from which data set each question is, shape (n, sets).
+    """
     from sklearn.decomposition import PCA
     from sklearn.linear_model import LogisticRegression
 
@@ -171,7 +174,7 @@ def _fit_layer(
 def cross_validate(
     states: Float32Array, known: BoolArray, folds: int, seed: int, sets: Sequence[str]
 ) -> Float64Array:
-    """Return the logit of each question from a probe that was fitted without its fold, shape (n,)."""
+    """Return the logit of each question from a probe fitted without the question's fold, shape (n,)."""
     logits = np.zeros(len(known))
     names = np.asarray(sets)
     for train, test in question_folds(len(known), folds, seed):

@@ -148,12 +148,12 @@ class Example:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of examples.
+    """A file of labelled questions.
 
     Attributes:
         name: Name of the file, without folders.
         sha256: Checksum of the file.
-        examples: The examples in it.
+        examples: The questions in it, with their labels.
     """
 
     name: str
@@ -223,7 +223,7 @@ def read_examples(
             if known != example.known:
                 raise DataFormatError(
                     f"{record.where}: the label of {question.text[:60]!r} differs from that in {first}.",
-                    hint="Remove one of the two questions.",
+                    hint="Remove one of the two lines, or correct its label.",
                 )
         files.append(DataFile.from_examples(path, examples))
     return files
@@ -239,7 +239,7 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     target = record.fields.get(label)
     if isinstance(target, bool | int | float) and 0 <= target <= 1:
         return float(target)
-    raise record.error(f"{label} must be true, false or a number from 0 to 1, not {target!r:.60}")
+    raise record.error(f"the label {label} must be true, false or a number from 0 to 1, not {target!r:.60}")
 
 
 def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
@@ -274,7 +274,10 @@ def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
 
 
 def _is_right(record: Record, question: Question, arm: str) -> bool:
-    """Return the label of an arm's answer, or whether the answer contains a gold answer."""
+    """Return whether an answer is right: its label or, without one, whether it contains a gold answer.
+
+    ``arm`` is the beginning of its keys: ``"closed_book"`` or ``"rag"``.
+    """
     label = record.fields.get(f"{arm}_correct")
     if label in (True, False):
         return bool(label)
@@ -289,7 +292,7 @@ def _is_right(record: Record, question: Question, arm: str) -> bool:
 
 
 def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
-    """Check that labels can be learned, and return them, shape (n,).
+    """Check that labels can be learned, and return whether each question is known, shape (n,).
 
     Args:
         examples: The questions.
@@ -305,7 +308,7 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
     if not right or not wrong:
         raise DataFormatError(
             f"All {len(known)} questions are labelled {'known' if right else 'unknown'}.",
-            hint="Add questions with the other label.",
+            hint=f"Add questions labelled {'unknown' if right else 'known'}: a gate learns from the difference.",
         )
     if folds and not 2 <= folds <= min(right, wrong):
         raise DataFormatError(

@@ -104,8 +104,7 @@ def write_notes(labels: Labels, question: FittedGate, answer_first: FittedGate |
 
 
 def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
-    retrieves = gate.p < gate.choice.threshold
-    rate = float(retrieves.mean())
+    rate = float(gate.retrieves.mean())
     answered = [labels.answered[index] for index in gate.indices]
     seconds = [(answer.seconds["direct"], answer.seconds["retrieve"]) for answer in answered]
     direct, rag = np.median(seconds, axis=0)
@@ -117,7 +116,7 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
         f"Takes {rate * rag + (1 - rate) * direct:.3g} s per question (measured median, without the gate's own time) "
         f"instead of {rag:.3g} s with retrieval for every question.",
     ]
-    gated = mean_tokens(answered, retrieves, gate.artifact.tokens)
+    gated = mean_tokens(answered, gate.retrieves, gate.artifact.tokens)
     always = mean_tokens(answered, np.ones(len(answered), dtype=bool))
     if gated is not None and always is not None:  # the server reports the length of prompts
         notes.append(
@@ -169,7 +168,7 @@ def write_page(
         labels: The labelled answers.
         question: The gate for the question alone.
         answer_first: The gate for partial answers, or None.
-        readings: The readings of the questions, with the decisions of the prior.
+        readings: The decisions of the prior about the questions.
         notes: The sentences about the gates.
     """
     question_notes, partial_notes = notes.values()

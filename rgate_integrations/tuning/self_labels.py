@@ -29,7 +29,7 @@ SAMPLES = 30
 
 
 def needs_sampling(paths: Sequence[Path], label: str) -> bool:
-    """Return whether answers must be sampled: the label is made from them, and the files do not have it yet."""
+    """Return whether answers must be sampled: ``label`` is a `SampledLabel`, and no line of the files has it yet."""
     records = chain.from_iterable(map(read_records, paths))
     return label in get_args(SampledLabel) and not any(label in record.fields for record in records)
 

@@ -79,7 +79,7 @@ class TrainingOptions:
         tokens: Number of draft tokens to read.
         folds: Folds of a probe's cross-validation, which also calibrates the probe; at least 2.
         seed: Seed of all random choices.
-        label: Name of the label, such as ``"closed_book_correct"``, its key in the data.
+        label: Name of the label, its key in the data, such as ``"closed_book_correct"``.
         labelled_by: Source of the labels, for the model card; empty if they came with the data.
         llm: Name of the LLM whose answers were labelled.
         system: System message of the prompt for drafts and answers (probes only); None keeps the default.
@@ -136,7 +136,7 @@ def drafts_for(
 ) -> list[Draft] | None:
     """Return one draft per question, or None if ``options.draft`` is ``"none"``.
 
-    The proxy's drafts are cached, so a restarted run resumes.
+    The proxy's drafts are cached, so a restarted run resumes. Recorded ones are cut to ``options.tokens``.
 
     Raises:
         ConfigurationError: ``options.draft`` is not one of `DraftKind`.

@@ -59,9 +59,9 @@ class TuneOptions:
             0. The gates are fitted to the share of right samples (KBM paper, section 2.2). Needs a model as
             ``direct``.
         seed: Seed of the drawn questions and of the fit; the samples do not depend on it.
-        init_from: The gate to start from (the prior), with the method ``"heads"``, as the default gate, or
-            ``"probe"``: a shipped gate's name, a folder, or a Hub id.
-        proxy: The proxy model, instead of the prior's own.
+        init_from: The gate that tuning corrects, the prior: a shipped gate's name, a folder, or a Hub id. Its method
+            must be ``"heads"``, as the default gate's is, or ``"probe"``.
+        proxy: The proxy model, instead of that gate's own.
         corpus: The corpora whose coverage the report shows, see `load_gate`. The fit does not depend on them,
             so pass the same corpora to `load_gate` later.
 
@@ -161,10 +161,11 @@ def tune(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` exists or holds ``questions``, an arm cannot answer, or its settings have changed.
+        ConfigurationError: ``out`` exists without ``update``, or contains the file ``questions``; an arm cannot
+            answer; or its settings have changed.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all have the same.
-        ModelLoadError: The prior cannot be read, or its method is neither ``"heads"`` nor ``"probe"``.
-        RGateError: The prior could not judge a question.
+        ModelLoadError: ``options.init_from`` cannot be read, or its method is neither ``"heads"`` nor ``"probe"``.
+        RGateError: That gate could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
         NoAnswerError: Answers were cut off, for example while the LLM was still thinking.
@@ -177,10 +178,7 @@ def tune(
     read_prior(options.init_from)
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
     _check_replaceable(folder, update, questions)
-    arms: dict[ArmName, Arm] = {
-        "direct": as_arm(direct, "direct"),
-        "retrieve": as_arm(retrieve, "retrieve"),
-    }
+    arms: dict[ArmName, Arm] = {"direct": as_arm(direct, "direct"), "retrieve": as_arm(retrieve, "retrieve")}
     arms |= sampling_arms(arms["direct"], options.num_samples)
     to_ask = read_questions(questions)
     # A random sample, in the order of the log.
@@ -218,7 +216,7 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
 def _fit_and_write(
     answers: Answers, folder: Path, failed: int, options: TuneOptions, progress: Progress
 ) -> TuneResult:
-    """Label the answers, run the prior gate on their questions, and fit and write the gates."""
+    """Label the answers, run the gate to be corrected on their questions, and fit and write the new gates."""
     labels = label(
         answers,
         options.labels,
