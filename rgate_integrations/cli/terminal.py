@@ -204,6 +204,7 @@ def progress_bar(label: str = "", *, stopped: str) -> Iterator[Callable[..., Non
     try:
         yield report
     except KeyboardInterrupt:
+        bar.stop()  # so that the message gets a line of its own
         say(f"Stopped. {stopped}", err=True)
         raise
     finally:

@@ -124,7 +124,7 @@ def tune(
             out=out,
             options=options,
             update=update,
-            before=partial(_confirm, llm, judge, yes),
+            before=partial(_confirm, report, llm, judge, yes),
             progress=report,
         )
     say_habits(answering)
@@ -146,14 +146,25 @@ def _say_result(result: TuneResult) -> None:
     say(f"The report is {result.folder}/report.html.")
 
 
-def _confirm(llm: str, judge: str | None, yes: bool, num_questions: int, calls: Mapping[str, int]) -> None:
-    """Print the number of calls; if there are any, ask whether to continue, unless ``yes`` is true; "no" aborts."""
+def _confirm(
+    report: Progress,
+    llm: str,
+    judge: str | None,
+    yes: bool,
+    num_questions: int,
+    calls: Mapping[str, int],
+) -> None:
+    """Print the number of calls; if there are any, ask whether to continue, unless ``yes`` is true; "no" aborts.
+
+    Then ``report`` shows the progress bar, which would otherwise appear only after the first call.
+    """
     remaining = [f"{number} {kind}" for kind, number in calls.items() if number]
     say(f"{num_questions} questions, with LLM calls to {llm}: {', '.join(remaining) or 'none'}.", err=True)
     if judge is not None:
         say(f"Then {judge} judges the answers.", err=True)
     if remaining and not yes:
         typer.confirm("Continue (--yes skips this question)?", abort=True, err=True)
+    report("asking the LLM", 0, sum(calls.values()))
 
 
 def _find_embedder() -> Embedder | None:

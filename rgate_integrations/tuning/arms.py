@@ -196,7 +196,7 @@ def read_answer(answer: Any) -> Draft:
             return read_answer(get_field(answer, name))
     raise EvidenceError(
         f"An answer of direct= or retrieve= has no text: it is of type {type(answer).__name__}.",
-        hint="Let it return a string, a message, or an object whose text is in .answer, .response or .content.",
+        hint="Let it return a string, a message, or an object or dict with a field such as answer or text.",
     )
 
 

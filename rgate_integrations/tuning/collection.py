@@ -58,9 +58,8 @@ def no_progress(label: str, done: int, total: int) -> None:
 def in_chunks(items: Sequence[_T], label: str, progress: Progress) -> Iterator[Sequence[_T]]:
     """Yield items in chunks of 64, and report after each chunk how many of them were processed."""
     for start in range(0, len(items), _CHUNK):
-        chunk = items[start : start + _CHUNK]
-        yield chunk
-        progress(label, start + len(chunk), len(items))
+        yield items[start : start + _CHUNK]
+        progress(label, min(start + _CHUNK, len(items)), len(items))
 
 
 @dataclass(frozen=True)

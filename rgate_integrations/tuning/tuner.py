@@ -66,7 +66,8 @@ class TuneOptions:
             so pass the same corpora to `load_gate` later.
 
     Raises:
-        ConfigurationError: A number is out of range, ``labels`` is unknown, or ``policy`` is something else.
+        ConfigurationError: A number is out of range, ``labels`` is unknown or needs a judge, or ``policy`` is neither
+            `MaxLoss` nor `Budget`.
     """
 
     policy: Policy = MaxLoss(0.02)  # noqa: RUF009  it is frozen
