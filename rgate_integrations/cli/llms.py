@@ -85,7 +85,7 @@ def open_llm(
         if model is None:
             raise ConfigurationError(
                 "--model is required with a server URL.",
-                hint="Add --model with the name that the server gives its LLM.",
+                hint="Add --model with the name that the server gives its LLM; a judge is --judge NAME@URL.",
             )
         from rgate_integrations.models.remote import RemoteModel
 

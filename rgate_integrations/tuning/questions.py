@@ -239,7 +239,7 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     target = record.fields.get(label)
     if isinstance(target, bool | int | float) and 0 <= target <= 1:
         return float(target)
-    raise record.error(f"the label {label} must be true, false or a number from 0 to 1, not {target!r:.60}")
+    raise record.error(f"{label} must be true, false or a number from 0 to 1, not {target!r:.60}")
 
 
 def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:

@@ -273,8 +273,8 @@ def _print_claims(record: Record) -> str:
             raise record.error(
                 f"needs_search of a claim must be true, false or null, not {needs_search!r:.60}"
             )
+        query = annotation.optional_text("query") or text
         if text:
-            query = annotation.optional_text("query") or text
             claims.append(
                 Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
             )
