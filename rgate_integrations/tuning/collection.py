@@ -52,7 +52,7 @@ _Outcome: TypeAlias = tuple[Draft | Exception, float]
 
 
 def no_progress(label: str, done: int, total: int) -> None:
-    """Ignore progress; the default `Progress`."""
+    """Do nothing; the default progress callback."""
 
 
 def in_chunks(items: Sequence[_T], label: str, progress: Progress) -> Iterator[Sequence[_T]]:

@@ -205,7 +205,7 @@ def fine_tune(
 
 
 def _as_rows(pairs: Sequence[Pair], proxy: TransformersProxy) -> list[dict[str, Any]]:
-    """Return pairs in token ids, as `collate` takes them."""
+    """Return the token ids and the weight of each pair, as `collate` takes them."""
     rows = []
     for pair in pairs:
         prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)

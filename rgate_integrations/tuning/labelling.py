@@ -190,7 +190,8 @@ def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
     """Return whether two answers say the same thing.
 
     They do if the shorter one has at most 12 words and the other contains it, normalised and compared by
-    whole words, or if their embeddings are similar. A refusal, a tool call or an empty text never agrees.
+    whole words, or if an embedder is given and finds a cosine similarity of at least `SAME_MEANING`. A refusal, a
+    tool call or an empty text never agrees.
     """
     short, long = sorted((normalise(text), normalise(other)), key=len)
     if not short or describe_non_answer(text) or describe_non_answer(other):
