@@ -9,7 +9,7 @@ from heads import VectorCache, hash_question
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
 from rgate_integrations.models.pooling import PooledLayer
-from rgate_integrations.models.reader import Reader, ReaderRow, pool_row, shared_reader
+from rgate_integrations.models.reader import Reader, ReaderRow, pool_row
 
 CUTS = (8, 16, 32, 64)
 DEEP = (16, 18, 20, 22)
@@ -44,7 +44,7 @@ def read_states(cache: Path, pairs: list[tuple[str, str]]) -> np.ndarray:
     names = [" ".join(question.split()) + SEPARATOR + text for question, text in pairs]
     store = VectorCache(cache / "begun")
     if any(hash_question(name) not in store.vectors for name in names):
-        reader = shared_reader(download(READER))
+        reader = Reader.shared(download(READER))
         store.fill(names, lambda batch: _read(reader, batch), part=256)
     return np.stack([store.vectors[hash_question(name)] for name in names])
 

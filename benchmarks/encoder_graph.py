@@ -23,7 +23,6 @@ from rgate_integrations.models.encoder_file import (
     BRANCH,
     HEADS,
     HIDDEN,
-    VALUES,
     WEIGHTS,
     encoder_tensors,
     make_encoder,
@@ -36,6 +35,8 @@ MASKED = -1e30
 EPSILON = {"epsilon": 1e-12}
 TESTED = ("What is the capital of France?", "Wie viele Urlaubstage habe ich noch?", "昨晚的比赛谁赢了？")
 TESTED_VALUES = 16
+VALUES = HIDDEN // HEADS + 1
+"""Size of an attention head's queries, keys and values, including the constant that `encoder_file` appends."""
 
 
 class EncoderGraph:

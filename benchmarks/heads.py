@@ -34,7 +34,7 @@ from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import download
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.pooling import PooledLayer
-from rgate_integrations.models.reader import shared_reader
+from rgate_integrations.models.reader import Reader
 from rgate_integrations.runtime.segments import layout
 from rgate_integrations.tuning.evaluation import auc
 
@@ -195,7 +195,7 @@ def read_question_states(
     questions: list[str], cache: Path, layers: Sequence[PooledLayer] = LAYERS, name: str = "states"
 ) -> dict[str, np.ndarray]:
     """Return the reader's states of questions by `hash_question`; computes those that the cache lacks."""
-    reader = shared_reader(download(READER))
+    reader = Reader.shared(download(READER))
 
     def read(batch: list[str]) -> np.ndarray:
         return np.stack([row.states for row in reader.hidden(batch, None, layers)])

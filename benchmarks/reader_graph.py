@@ -20,8 +20,7 @@ from gguf import GGUFReader
 from onnx import TensorProto, helper
 from onnx_graph import MICROSOFT, Int8Builder
 
-from rgate_integrations.models.catalog import DEFAULT_MODEL
-from rgate_integrations.models.download import download_gguf
+from rgate_integrations.models.catalog import DEFAULT_MODEL, READER, entry
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.onnx_model import SELF_TEST
 from rgate_integrations.models.reader import GRAPH, STATES, Reader
@@ -34,6 +33,7 @@ from rgate_integrations.models.reader_file import (
     make_reader,
     reader_tensors,
 )
+from rgate_integrations.models.sources import fetch_files
 from rgate_integrations.prompts import ANSWER
 
 OUT = Path(__file__).parent.parent / "rgate_integrations" / "weights" / "reader"
@@ -247,7 +247,7 @@ def main() -> None:
     for number, layer in enumerate(cache.layers[:LAYERS]):
         factor = factors["out"][number].astype(np.float32).reshape(KV_HEADS, 1, HEAD_SIZE)
         prefix.append((layer.keys[0].numpy(), layer.values[0].numpy() / factor))
-    source = download_gguf(DEFAULT_MODEL)
+    source = fetch_files(entry(READER), None, KEPT / "gguf")
     graph = ReaderGraph(reader_tensors(GGUFReader(source)), prefix).build()
     (OUT / GRAPH).write_bytes(graph.SerializeToString())
 

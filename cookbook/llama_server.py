@@ -19,7 +19,9 @@ from langchain_core.messages import AIMessageChunk, BaseMessage, convert_to_open
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import Field, PrivateAttr
 
-from rgate_integrations.models.download import download_gguf
+from rgate_integrations.models.catalog import entry
+from rgate_integrations.models.download import cache_dir
+from rgate_integrations.models.sources import fetch_files
 
 SERVE = """
 import sys, xllamacpp
@@ -36,8 +38,13 @@ sys.stdin.read()
 
 
 def gguf(name: str) -> Path:
-    """Download the quantised file of a model of the catalogue; returns its path."""
-    return download_gguf(name)
+    """Return the path of a catalogue model's quantised file, downloading it if it is missing."""
+    path = cache_dir() / "gguf" / f"{name}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            fetch_files(entry(name, "gguf"), None, Path(folder)).replace(path)
+    return path
 
 
 @contextlib.contextmanager

@@ -32,7 +32,6 @@ from rgate_integrations.models.download import (
     cached_path,
     corpus_path,
     download,
-    download_gguf,
     resolve_model,
 )
 from rgate_integrations.runtime.files import write_atomically, write_folder
@@ -317,19 +316,6 @@ def test_what_an_interrupted_download_had_fetched_is_not_fetched_again(embedder,
     assert cached_path("test-embedder") is None
     download("test-embedder")
     assert hub.asked == list(FILES)
-
-
-def test_a_quantised_file_is_kept_as_it_is(cache, hub, tmp_path, monkeypatch):
-    files = on_hub(tmp_path, "tests/model", {"model.gguf": b"GGUF and so on"})
-    known = CATALOGUE["smollm2-135m-instruct"]
-    monkeypatch.setitem(CATALOGUE, "test-model", replace(known, name="test-model", hub=files))
-    on_hub(tmp_path, "tests/model", {"model.gguf": b"half"})
-    with pytest.raises(ChecksumError):
-        download_gguf("test-model", source="hub")
-    assert visible(cache / "gguf") == []
-    on_hub(tmp_path, "tests/model", {"model.gguf": b"GGUF and so on"})
-    assert download_gguf("test-model") == download_gguf("test-model") == cache / "gguf" / "test-model.gguf"
-    assert download_gguf("test-model").read_bytes() == b"GGUF and so on"
 
 
 @pytest.mark.parametrize(("source", "weights"), [("hub", "model.safetensors"), ("index", "q4.bin")])

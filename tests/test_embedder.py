@@ -12,7 +12,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.models.download import cached_path, download
-from rgate_integrations.models.encoder import ENCODER, Encoder, shared_encoder
+from rgate_integrations.models.encoder import ENCODER, Encoder
 from rgate_integrations.runtime.files import write_atomically
 
 pytestmark = pytest.mark.model
@@ -55,7 +55,7 @@ def test_gate_index_and_guard_embed_a_question_once(encoded, tmp_path):
 def test_vectors_are_those_of_embedding_without_memory(encoded):
     embedder, texts = SentenceEmbedder(), ["Who is A?", "", "who is a?", "x" * 5_000, "Who is A?"]
     first = embedder.embed_queries(texts)
-    expected = shared_encoder(cached_path(ENCODER)).vectors(texts, "query: ")
+    expected = Encoder.shared(cached_path(ENCODER)).vectors(texts, "query: ")
     np.testing.assert_array_equal(first, expected)
     first[:] = 0.0
     np.testing.assert_array_equal(embedder.embed_queries(texts[::-1]), expected[::-1])
@@ -84,7 +84,7 @@ def test_threads_embed_a_question_once(encoded):
 
 
 def test_the_encoder_reads_passages_and_queries_each_in_its_way_and_across_languages(minilm, tmp_path):
-    model = shared_encoder(download(ENCODER))
+    model = Encoder.shared(download(ENCODER))
     german = {
         "urlaub": "Jeder Mitarbeiter hat 30 Tage Urlaub im Jahr.",
         "heizung": "Die Heizung wird im Mai gewartet.",

@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rgate_integrations.cli.doctor import _examine
-from rgate_integrations.errors import DownloadError, ModelLoadError
-from rgate_integrations.models import encoder as encoder_module
+from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.models.catalog import entry
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.encoder import (
@@ -31,7 +30,6 @@ from rgate_integrations.models.encoder import (
     Tokens,
     _windows,
     join_segments,
-    shared_encoder,
 )
 from rgate_integrations.models.encoder_file import (
     ADAPTER,
@@ -93,14 +91,14 @@ FORK = """
 import os, signal, threading
 from pathlib import Path
 import numpy as np
-from rgate_integrations.models.encoder import shared_encoder
+from rgate_integrations.models.encoder import Encoder
 folder, texts = Path({folder!r}), ["Who wrote Hamlet?", "Wer schrieb Faust?"] * 20
-expected = shared_encoder(folder).vectors(texts, "query: ")
+expected = Encoder.shared(folder).vectors(texts, "query: ")
 stop, busy = threading.Event(), threading.Semaphore(0)
 def read():
     while not stop.is_set():
         busy.release()
-        shared_encoder(folder).vectors(texts, "query: ")
+        Encoder.shared(folder).vectors(texts, "query: ")
 threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
 for thread in threads:
     thread.start()
@@ -109,7 +107,7 @@ for _ in range(4):
     child = os.fork()
     if child == 0:
         signal.alarm(600)
-        os._exit(0 if np.array_equal(shared_encoder(folder).vectors(texts, "query: "), expected) else 3)
+        os._exit(0 if np.array_equal(Encoder.shared(folder).vectors(texts, "query: "), expected) else 3)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 stop.set()
 for thread in threads:
@@ -119,7 +117,7 @@ for thread in threads:
 
 @pytest.fixture(scope="module")
 def encoder():
-    return shared_encoder(download(ENCODER))
+    return Encoder.shared(download(ENCODER))
 
 
 @pytest.fixture(scope="module")
@@ -382,23 +380,6 @@ def test_the_same_files_are_made_of_the_hubs(encoder, hub_folder, tmp_path):
     assert entry(ENCODER).sha256.startswith(FINGERPRINT)
 
 
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        ({}, "tokenizer.json is missing"),
-        ({TOKENIZER: b"[]"}, "TypeError"),
-        ({TOKENIZER: b"{"}, "JSONDecodeError"),
-        ({TOKENIZER: b'{"model": {}, "added_tokens": []}'}, "KeyError: 'unk_id'"),
-    ],
-)
-def test_another_model_is_refused(tmp_path, files, says):
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(DownloadError, match=says) as caught:
-        make_encoder(tmp_path, tmp_path)
-    assert "intfloat/multilingual-e5-small" in caught.value.hint
-
-
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("name", "damage", "says"),
@@ -441,10 +422,14 @@ def test_a_cpu_that_is_refused_is_a_typed_error(tmp_path, monkeypatch, module):
 
 
 def test_callers_at_once_load_it_once(tmp_path):
-    with patch.object(encoder_module, "Encoder") as made, ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(shared_encoder, [tmp_path] * 64))
-    made.assert_called_once_with(tmp_path)
-    assert found == [made.return_value] * 64
+    with (
+        patch.object(Encoder, "_load") as load,
+        patch.object(Encoder, "_check_states"),
+        ThreadPoolExecutor(8) as pool,
+    ):
+        found = list(pool.map(Encoder.shared, [tmp_path] * 64))
+    load.assert_called_once_with(tmp_path)
+    assert found == [found[0]] * 64
 
 
 @pytest.mark.model

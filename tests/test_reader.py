@@ -16,7 +16,7 @@ from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
-from rgate_integrations.models.reader import FINGERPRINT, STATES, Reader, can_read, shared_reader
+from rgate_integrations.models.reader import FINGERPRINT, STATES, Reader, can_read
 from rgate_integrations.models.reader_file import READER_WEIGHTS, TOKENIZER, quantise
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
 from rgate_integrations.runtime.segments import Segmented
@@ -68,7 +68,7 @@ print(peaks[1] - peaks[0])
 
 @pytest.fixture(scope="module")
 def reader():
-    return shared_reader(download(READER))
+    return Reader.shared(download(READER))
 
 
 def states_of(reader, questions, drafts=None, layers=LAYERS):

@@ -193,7 +193,7 @@ def test_the_token_is_sent_and_never_shown(words, monkeypatch):
         assert decision.error.type == "ServerError"
         monkeypatch.setenv("RGATE_TOKEN", "s3cret")
         assert not load_gate(url).decide("known").retrieve
-    assert "wr0ng" not in f"{refused!r} {refused.config()} {decision.model_dump_json()}"
+    assert "wr0ng" not in f"{refused!r} {refused.gate.config()} {decision.model_dump_json()}"
 
 
 def test_a_url_that_no_server_can_have_is_refused_where_it_is_given():

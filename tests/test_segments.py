@@ -9,7 +9,7 @@ from rgate_integrations import Request, load_gate
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
-from rgate_integrations.models.reader import shared_reader
+from rgate_integrations.models.reader import Reader
 from rgate_integrations.runtime.segments import Segmented, count_words, layout, segments
 
 EASY = "What is 2 + 2?"
@@ -89,7 +89,7 @@ def test_a_run_of_one_character_is_walked_once(character):
 
 @pytest.fixture(scope="module")
 def reader():
-    return shared_reader(download(READER))
+    return Reader.shared(download(READER))
 
 
 @pytest.mark.model

@@ -21,7 +21,7 @@ from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.decision import Frozen
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.models.download import fetch_path
-from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
+from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import find_folder, json_text, read_file, write_folder
 from rgate_integrations.runtime.records import first_problem
@@ -385,4 +385,4 @@ def corpus_encoder() -> Encoder:
         ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
         DownloadError: The encoder could not be downloaded.
     """
-    return shared_encoder(fetch_path(ENCODER, "gate's model"))
+    return Encoder.shared(fetch_path(ENCODER, "gate's model"))

@@ -53,27 +53,26 @@ class Batcher(Generic[_Item, _Result]):
         """Queue items, and return a future of each result, or of the exception in its place.
 
         If the process is ending, a future may never complete.
+
+        Raises:
+            RuntimeError: No thread can be started now, or the main thread calls while the process is ending.
         """
         queued: list[_Queued[_Item, _Result]] = [(item, Future()) for item in items]
         futures = [future for _, future in queued]
-        try:
-            with self._changed:
-                # Other threads are daemons: they wait for these futures until the process ends.
-                if self._closed and threading.current_thread() is not threading.main_thread():
-                    return futures
-                if self._closed:  # the main thread is running exit handlers, and must not wait forever
-                    raise RuntimeError(
-                        "The process is ending, so the gate makes no more decisions. Call it before the end."
-                    )
-                # A worker that crashed is replaced like one that ended.
-                if self._worker is None or not self._worker.is_alive():
-                    self._worker = start_thread(self._work, "rgate-batcher")
-                    close_at_exit(self)
-                self._queue.extend(queued)
-                self._changed.notify()
-        except Exception as error:  # no thread could be started; the next call tries again
-            for future in futures:
-                future.set_result(error)
+        with self._changed:
+            # Other threads are daemons: they wait for these futures until the process ends.
+            if self._closed and threading.current_thread() is not threading.main_thread():
+                return futures
+            if self._closed:  # the main thread is running exit handlers, and must not wait forever
+                raise RuntimeError(
+                    "The process is ending, so the gate makes no more decisions. Call it before the end."
+                )
+            # A worker that crashed is replaced like one that ended.
+            if self._worker is None or not self._worker.is_alive():
+                self._worker = start_thread(self._work, "rgate-batcher")
+                close_at_exit(self)
+            self._queue.extend(queued)
+            self._changed.notify()
         return futures
 
     def close(self) -> None:
@@ -112,17 +111,16 @@ class Batcher(Generic[_Item, _Result]):
             return batch
 
     def _run_batch(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
-        futures = [future for _, future in batch]
-        results: list[tuple[Future[_Result | Exception], _Result | Exception]]
+        results: Sequence[_Result | Exception]
         try:
-            results = list(zip(futures, self._run([item for item, _ in batch]), strict=True))
-        except BaseException as error:
-            # SystemExit and the like must not reach the callers, whose threads they would end.
-            failed = RuntimeError(f"The thread that runs the gate was ended by {error!r}")
-            results = [(future, error if isinstance(error, Exception) else failed) for future in futures]
+            results = self._run([item for item, _ in batch])
+        except Exception as error:
+            results = [error] * len(batch)
+        except BaseException as error:  # such as SystemExit, which would end the callers' threads
+            results = [RuntimeError(f"The thread that runs the gate was ended by {error!r}")] * len(batch)
         if self._closed:
             return
-        for future, result in results:
+        for (_, future), result in zip(batch, results, strict=True):
             with contextlib.suppress(InvalidStateError):  # the caller has cancelled it
                 future.set_result(result)
 

@@ -187,12 +187,6 @@ class Decider(ABC):
         try:
             if requests:
                 outcomes = yield from self.judge(requests)
-            if len(outcomes) != len(requests):
-                raise ConfigurationError(
-                    f"The gate {self.name!r} returned {len(outcomes)} decisions "
-                    f"for {len(requests)} questions.",
-                    hint="Its decide_batch must return one decision per question.",
-                )
         except Exception as error:  # a gate may be a user's code, which may raise anything
             outcomes = [error] * len(requests)
         # Merge the outcomes with the items that had already failed, in the caller's order.
@@ -246,7 +240,7 @@ class Decider(ABC):
             len(failures),
             len(decisions),
             failures[0].type,
-            redact(failures[0].message, *private),
+            redact(f"{failures[0].message} {failures[0].hint}", *private),
         )
 
 

@@ -81,7 +81,7 @@ class DecisionEngine(Decider):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the gate and the options, but neither the worker nor the engine's memory."""
-        return partial(type(self), **self._options), (self.gate,)
+        return partial(type(self), **self.options), (self.gate,)
 
     @property
     def name(self) -> str:
@@ -119,11 +119,9 @@ class DecisionEngine(Decider):
         Args:
             name: Name of another proxy, such as the encoder or an inner gate's; empty for the gate's own.
         """
-        if name not in ("", self.gate.proxy):
-            return gate_proxy(name)
-        if self._proxy is None:
-            self._proxy = gate_proxy(self.gate.proxy)
-        return self._proxy
+        if self._proxy is not None and name in ("", self.gate.proxy):
+            return self._proxy
+        return gate_proxy(name or self.gate.proxy)
 
     def with_options(self, *, gate: Gate | None = None, **changes: Any) -> Self:
         """Return a copy with another gate, other parameters of the gate, or other options.
@@ -139,7 +137,7 @@ class DecisionEngine(Decider):
         """
         if gate is self.gate and not changes:  # a copy would not share batches with this engine
             return self
-        options = self._options
+        options = self.options
         parameters = {name: value for name, value in changes.items() if name not in options}
         new_gate = (gate or self.gate).replace(**parameters)
         if new_gate.proxy != self.gate.proxy:  # the loaded model belongs to the old gate
@@ -148,7 +146,8 @@ class DecisionEngine(Decider):
         return type(self)(new_gate, **options)
 
     @property
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
+        """The arguments of this engine other than the gate."""
         return {
             "proxy": self._proxy,
             "llm": self.llm,
@@ -182,16 +181,11 @@ class DecisionEngine(Decider):
 
     def decides_like(self, other: Decider) -> bool:
         """Return whether another engine has an equal gate and options, like the default gates of two adapters."""
-        return isinstance(other, DecisionEngine) and self.config() == other.config() and self.llm is other.llm
-
-    def config(self) -> dict[str, Any]:
-        """Return the gate's name and parameters, and the options except ``llm``, to compare engines."""
-        return {
-            **self.gate.config(),
-            "on_error": self.on_error,
-            "timeout": self.timeout,
-            "rules": self.rules,
-        }
+        return (
+            isinstance(other, DecisionEngine)
+            and self.gate.config() == other.gate.config()
+            and self.options == other.options
+        )
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
         """Queue the requests, wait, and return their decisions or errors, in order.

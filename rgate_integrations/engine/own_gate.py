@@ -71,8 +71,11 @@ class OwnGate(Decider):
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
         """Return the object's decisions, at the requests' thresholds, or an error for each invalid decision."""
         decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
-        if len(decisions) != len(requests):  # `Decider.flow` reports it
-            return list(decisions)
+        if len(decisions) != len(requests):
+            raise ConfigurationError(
+                f"The gate {self.name!r} returned {len(decisions)} decisions for {len(requests)} questions.",
+                hint="Its decide_batch must return one decision per question.",
+            )
         return [self._check(*pair) for pair in zip(requests, decisions, strict=True)]
 
     def _check(self, request: Request, decision: Any) -> Decision | Exception:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rgate_integrations.errors import ModelLoadError, first_line, needs_extra
 from rgate_integrations.models.download import cached_path, resolve_model
-from rgate_integrations.models.encoder import ENCODER, Prefix, shared_encoder
+from rgate_integrations.models.encoder import ENCODER, Encoder, Prefix
 from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.text import encodable
@@ -109,7 +109,7 @@ class _SharedModel:
     def _encode(self) -> _Encode:
         """The embedding function; loads the model, and raises the errors of `SentenceEmbedder.embed`."""
         if self._where == str(cached_path(ENCODER)):
-            return shared_encoder(Path(self._where)).vectors
+            return Encoder.shared(Path(self._where)).vectors
         with needs_extra("local"):
             from sentence_transformers import SentenceTransformer
         try:

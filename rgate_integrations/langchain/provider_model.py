@@ -88,7 +88,7 @@ class ProviderModel(LanguageModel):
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
-        """Return an answer per prompt; see `Generates.generate`. ``adapter`` is ignored."""
+        """Return an answer per prompt; see `LanguageModel.generate`. ``adapter`` is ignored."""
         return [self._answer(prompt.messages(**fields), tokens, 0.0) for fields in values]
 
     def sample(
@@ -101,7 +101,7 @@ class ProviderModel(LanguageModel):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Return ``n`` answers per prompt; see `Generates.sample`. The seed is not sent: few providers accept one."""
+        """Return ``n`` answers per prompt; see `LanguageModel.sample`. No seed is sent: few providers take one."""
         samples = []
         for fields in values:
             messages = prompt.messages(**fields)

@@ -89,8 +89,19 @@ class Proxy(ABC):
         """Return the first ``tokens`` tokens of a text (roughly, on a server), or None if it already fits."""
 
 
-class Generates(Proxy):
-    """A model that writes text."""
+class LanguageModel(Proxy):
+    """A model that writes text, and scores given continuations of a prompt by their log-probabilities.
+
+    Attributes:
+        is_remote: Whether it is reached over a network. Tuning and evaluation then ask it one question per
+            call. When it judges answers, it writes its verdict; a local model's verdicts are scored.
+        options: Additional options of its requests.
+        habits: What we have learned about its server; None if that is not recorded.
+    """
+
+    is_remote: ClassVar[bool] = False
+    options: RequestOptions = RequestOptions()
+    habits: ServerHabits | None = None
 
     @abstractmethod
     def generate(
@@ -121,10 +132,6 @@ class Generates(Proxy):
         The other arguments are those of `generate`. A ``temperature`` of 0 is greedy.
         """
 
-
-class Scores(Proxy):
-    """A model that scores given continuations of a prompt by their log-probabilities."""
-
     @abstractmethod
     def score(
         self,
@@ -137,23 +144,14 @@ class Scores(Proxy):
         """Return the log-probabilities of ``targets`` as continuations of each prompt; see `TargetScores`."""
 
 
-class LanguageModel(Generates, Scores):
-    """A model that generates and scores text.
+class HasStates(Proxy):
+    """A model whose hidden states can be read.
 
     Attributes:
-        is_remote: Whether it is reached over a network. Tuning and evaluation then ask it one question per
-            call. When it judges answers, it writes its verdict; a local model's verdicts are scored.
-        options: Additional options of its requests.
-        habits: What we have learned about its server; None if that is not recorded.
+        max_batch_size: Maximum number of texts to read in one pass. An engine passes no more at once.
     """
 
-    is_remote: ClassVar[bool] = False
-    options: RequestOptions = RequestOptions()
-    habits: ServerHabits | None = None
-
-
-class HasStates(Proxy):
-    """A model whose hidden states can be read."""
+    max_batch_size: int = 16
 
     @property
     @abstractmethod

@@ -5,23 +5,27 @@ Everything is written under a temporary name and renamed as the last step, so wh
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from rgate_integrations.errors import DownloadError, ModelLoadError, unknown_name
+from rgate_integrations.errors import DownloadError, ModelLoadError, RGateError, unknown_name
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.encoder_file import adapter_digest, make_encoder
-from rgate_integrations.models.first_use import FirstUse
+from rgate_integrations.models.first_use import find_download_obstacle
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.models.sources import Source, fetch_files
 from rgate_integrations.runtime.files import json_line, json_text, locked, parse_json, read_file
+from rgate_integrations.runtime.text import redact
+from rgate_integrations.runtime.threads import ForkSafeLock
 
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"
@@ -34,7 +38,13 @@ you may copy, change and share it if you name the source and pass it on under th
 Changes: taken from the package {source}; runs of white space collapsed, all other fields dropped.
 """
 
+# The wait after a failed download. Retrying for every question would delay each one by the network's timeout.
+_RETRY_SECONDS = 300.0
+
 _log = logging.getLogger("rgate_integrations")
+# One lock per name, so that a caller who needs one model does not wait for another.
+_locks: dict[str, ForkSafeLock] = {}
+_failures: dict[str, tuple[float, RGateError]] = {}  # by name, each with the time of the next attempt
 
 
 def cache_dir() -> Path:
@@ -78,7 +88,40 @@ def fetch_path(name: str, what: str) -> Path:
         DownloadError: The download failed now, or less than 5 minutes ago.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
-    return cached_path(name) or _first_use.fetch(name, what, cache_dir() / name)
+    folder = cached_path(name)
+    if folder is not None:
+        return folder
+    if obstacle := find_download_obstacle():
+        raise ModelLoadError(
+            f"The {what} {name!r} is not downloaded yet, and {obstacle}.",
+            hint=f"Run `rgate download {name}`.",
+        )
+    # `setdefault` is atomic, so all threads get the same lock.
+    with _locks.setdefault(name, ForkSafeLock()):
+        folder = cached_path(name)
+        if folder is not None:  # another thread has downloaded it while this one waited for the lock
+            return folder
+        retry_at, failure = _failures.get(name, (0.0, None))
+        if failure is not None and time.monotonic() < retry_at:
+            raise copy.copy(failure)  # a copy, so that each caller has its own traceback
+        with suppress(AttributeError, OSError, ValueError):  # standard error is missing or closed
+            sys.stderr.write(
+                f"rgate: downloading the {what} {name} ({entry(name).size}), once, to {cache_dir() / name}\n"
+            )
+        try:
+            return download(name)
+        except Exception as error:  # not Ctrl-C, after which the next use continues the download
+            if not isinstance(error, RGateError):
+                error = DownloadError(
+                    f"{name} could not be downloaded: {error!r}", hint=f"Run `rgate download {name}`."
+                )
+            # A copy, because the error itself would keep the frames of the download alive.
+            _failures[name] = (time.monotonic() + _RETRY_SECONDS, copy.copy(error))
+            _log.warning(
+                "The %s %s could not be downloaded; next attempt after %.0f minutes: %s",
+                *(what, name, _RETRY_SECONDS / 60, redact(error.message)),
+            )
+            raise error
 
 
 def download(name: str, *, source: Source | None = None) -> Path:
@@ -103,66 +146,32 @@ def download(name: str, *, source: Source | None = None) -> Path:
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
     item, final = entry(name), cache_dir() / name
-    if cached_path(name) is None:
-        with _staging_dir(item, final) as staging:
-            if cached_path(name) is None:  # unless another process made it while we waited for the lock
+    staging = final.with_name(f".tmp-{name}")  # an interrupted process leaves it
+    if cached_path(name) is not None:
+        return final
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with locked(final, waiting=partial(_log.info, "%s: another process is downloading it", name)):
+            if cached_path(name) is not None:  # another process made it while we waited for the lock
+                return final
+            staging.mkdir(exist_ok=True)
+            try:
                 folder = _make_folder(item, fetch_files(item, source, staging), staging)
                 _write_manifest(item, folder)
                 shutil.rmtree(final, ignore_errors=True)  # damaged: `cached_path` rejected it
                 folder.rename(final)
-    return final
-
-
-_first_use = FirstUse(cached_path, download)
-
-
-def download_gguf(name: str, *, source: Source | None = None) -> Path:
-    """Return the path of a model's unconverted GGUF file, for llama.cpp, downloading it if it is missing.
-
-    Args:
-        name: Name of a catalogue entry that comes as a GGUF file.
-        source: As for `download`.
-
-    Raises:
-        UnknownNameError: No such entry has that name.
-        ConfigurationError: The source is unknown.
-        DownloadError: No network, no disk space, or no permission; the cache is unchanged.
-        ChecksumError: The file does not match its pinned checksum.
-    """
-    item = entry(name, "gguf")
-    final = cache_dir() / "gguf" / f"{name}.gguf"
-    if not final.exists():
-        with _staging_dir(item, final) as staging:
-            if not final.exists():
-                fetch_files(item, source, staging).replace(final)
-    return final
-
-
-@contextmanager
-def _staging_dir(item: Entry, final: Path) -> Iterator[Path]:
-    """Lock the target, and yield a temporary folder in which to make it; an interrupted process leaves the folder.
-
-    Raises:
-        DownloadError: A file or folder in the cache could not be written.
-    """
-    root, staging = final.parent, final.with_name(f".tmp-{final.name}")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with locked(final, waiting=partial(_log.info, "%s: another process is downloading it", item.name)):
-            staging.mkdir(exist_ok=True)
-            try:
-                yield staging
             except Exception:  # not Ctrl-C, after which the next download continues with these files
                 shutil.rmtree(staging, ignore_errors=True)
                 raise
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise DownloadError(
-            f"{item.name} could not be written to the cache {root}: "
+            f"{name} could not be written to the cache {final.parent}: "
             f"{error.strerror or getattr(error, 'message', error)}".removesuffix(".")
             + ".",
             hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
         ) from error
+    return final
 
 
 def _make_folder(item: Entry, fetched: Path, staging: Path) -> Path:

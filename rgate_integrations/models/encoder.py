@@ -5,7 +5,6 @@ One pass gives a text's sentence vector and the states of its parts at several l
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,9 +26,10 @@ from rgate_integrations.models.encoder_file import (
     WEIGHTS,
     dequantise,
 )
-from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, load_shared, pack_texts
+from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, pack_texts
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import SHIPPED
+from rgate_integrations.runtime.text import encodable
 
 ENCODER = "multilingual-e5-small"
 FINGERPRINT = "1571fc9827503943"
@@ -48,7 +48,6 @@ Range: TypeAlias = tuple[int, int]
 """Start and end of a range of characters or tokens, as in a slice."""
 
 _BEGIN, _END = 0, 2  # ids of the tokens around each text
-_SURROGATE = re.compile("[\ud800-\udfff]")  # lone surrogates, which UTF-8 cannot encode
 # A text of more than 512 tokens is read in windows, which overlap by this many. A token counts in the window where it
 # is farther from the edge.
 _OVERLAP = 128
@@ -146,7 +145,7 @@ class Encoder(OnnxModel):
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without prefix and end token. No part of it becomes a control token."""
-        return list(self._tokens.encode(_SURROGATE.sub("\ufffd", text)))
+        return list(self._tokens.encode(encodable(text)))
 
     def log_frequency(self, word: str) -> float:
         """Return the natural log of a word's share of text in a hundred languages, estimated from its tokens."""
@@ -164,7 +163,7 @@ class Encoder(OnnxModel):
 
     def _tokenize(self, text: str) -> tuple[list[int], list[int]]:
         """Return the token ids of a text, and the end of each token in characters."""
-        mapping = self._tokens.encode(_SURROGATE.sub("\ufffd", text), return_type="offset_mapping")
+        mapping = self._tokens.encode(encodable(text), return_type="offset_mapping")
         return mapping["ids"], [end for _, end in mapping["offsets"]]
 
     def tokens(self, text: str, parts: Sequence[Range] = (), *, prefix: Prefix = "query: ") -> Tokens:
@@ -239,15 +238,9 @@ def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
     Args:
         lines: The segments of each line; see `rgate_integrations.runtime.segments.split_lines`.
     """
-    text, ranges = "", []
-    for line in lines:
-        for segment in line:
-            ranges.append((len(text), len(text) + len(segment)))
-            text += segment + " "
-        text = text[:-1] + "\n"
-    return text[:-1], ranges
-
-
-def shared_encoder(folder: Path) -> Encoder:
-    """Return the encoder of a folder; all callers in the process share it."""
-    return load_shared(Encoder, folder)
+    ranges: list[Range] = []
+    begin = 0
+    for segment in chain.from_iterable(lines):
+        ranges.append((begin, begin + len(segment)))
+        begin += len(segment) + 1  # the space or line feed after it
+    return "\n".join(map(" ".join, lines)), ranges

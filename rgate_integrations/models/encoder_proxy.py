@@ -16,7 +16,6 @@ from rgate_integrations.models.encoder import (
     Encoder,
     Range,
     join_segments,
-    shared_encoder,
 )
 from rgate_integrations.models.encoder_file import LAYERS, adapter_digest
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers, layer_numbers
@@ -32,15 +31,11 @@ class EncoderProxy(HasStates):
 
     It reads requests without a prompt. It can read neither drafts nor partial answers, and cannot write or
     score text.
-
-    Attributes:
-        max_batch_size: Maximum number of requests that an engine passes at once.
     """
 
     name = ENCODER
     num_layers = LAYERS
     question_layers = STATES
-    max_batch_size = 16
 
     @property
     def fingerprint(self) -> str:
@@ -55,7 +50,7 @@ class EncoderProxy(HasStates):
             ModelLoadError: It is missing and may not be downloaded here, or it cannot be loaded.
             DownloadError: It is missing, and could not be downloaded.
         """
-        return shared_encoder(fetch_path(ENCODER, "gate's model"))
+        return Encoder.shared(fetch_path(ENCODER, "gate's model"))
 
     def hidden(
         self,

@@ -125,18 +125,13 @@ class PromptEncoder(TextEncoder):
         Raises:
             ConfigurationError: The tokenizer has no chat template, or the template rejects the turns.
         """
-        if not self.chat:
-            raise ConfigurationError(
-                "This model has no chat template, so it cannot read a conversation.",
-                hint="Use an instruction-tuned model, such as smollm2-135m-instruct.",
-            )
         turns = [{**turn, "content": self.plain(turn["content"])} for turn in messages]
         try:
             return tuple(self.ids(self._render(turns)))
         except Exception as error:  # a template is the model author's program, which may raise anything
             raise ConfigurationError(
-                f"The model's chat template rejects this conversation: {error}",
-                hint="Use only roles that it accepts, such as user and assistant in turn.",
+                f"The conversation cannot be written with the model's chat template: {error}",
+                hint="Use an instruction-tuned model, with turns of user and assistant in alternation.",
             ) from error
 
     def training_pair(

@@ -100,14 +100,9 @@ class TransformersProxy(LanguageModel, HasStates):
         dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` as above. On CPUs that support it, bfloat16 makes
             drafts faster but sometimes changes their wording.
 
-    Attributes:
-        max_batch_size: Maximum number of sequences in one forward pass.
-
     Raises:
         ConfigurationError: The dtype is unknown.
     """
-
-    max_batch_size = 16
 
     def __init__(
         self,
@@ -134,7 +129,7 @@ class TransformersProxy(LanguageModel, HasStates):
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
-        """Continue prompts greedily; see `Generates.generate`."""
+        """Continue prompts greedily; see `LanguageModel.generate`."""
         rows = self._encode(prompt, values)
         return self._in_batches(
             lambda runner, batch: runner.generate(batch, tokens), rows, extra=tokens, adapter=adapter
@@ -150,7 +145,7 @@ class TransformersProxy(LanguageModel, HasStates):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample continuations; see `Generates.sample`."""
+        """Sample continuations; see `LanguageModel.sample`."""
         rows = []
         for row in self._encode(prompt, values):
             for number in range(n):
@@ -189,7 +184,7 @@ class TransformersProxy(LanguageModel, HasStates):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Score fixed continuations as whole sequences; see `Scores.score`."""
+        """Score fixed continuations as whole sequences; see `LanguageModel.score`."""
         rows = self._encode(prompt, values)
         scores = self._in_batches(lambda runner, batch: runner.score(batch, targets), rows, adapter=adapter)
         return [TargetScores(logprobs, len(row.ids)) for logprobs, row in zip(scores, rows, strict=True)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,10 @@ _MIN_COSINE = 0.999  # other CPUs round float32 differently, but stay far above 
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_Model = TypeVar("_Model", bound="OnnxModel")
+
+# Kept for the life of the process, because gates come and go and their models take 100 MB each.
+_models: dict[tuple[type, Path], Any] = {}
+_loading = ForkSafeLock()  # one of several concurrent callers loads the model for all
 
 
 class OnnxSession:
@@ -111,6 +114,19 @@ class OnnxModel(ABC):
                 "If it fails again, report it with your CPU's model.",
             ) from error
 
+    @classmethod
+    def shared(cls, folder: Path) -> Self:
+        """Return the process-wide model of a folder, loading it for the first caller.
+
+        Raises:
+            ModelLoadError: The model cannot be loaded; see the class.
+        """
+        with _loading:
+            if (cls, folder) not in _models:
+                _models[cls, folder] = cls(folder)
+            model: Self = _models[cls, folder]
+            return model
+
     @abstractmethod
     def _load(self, folder: Path) -> None:
         """Open the model's files."""
@@ -188,21 +204,3 @@ def pack_texts(
     rows = np.where(inside, begins[:, None] + columns, filler)
     layout = {"rows": rows.astype(np.int64), "tokens": np.flatnonzero(inside).astype(np.int64)}
     return np.broadcast_to(columns, inside.shape)[inside].astype(np.int64), layout, begins[1:]
-
-
-# Kept for the life of the process, because gates come and go and their models take 100 MB each.
-_models: dict[tuple[type, Path], Any] = {}
-_loading = ForkSafeLock()  # one of several concurrent callers loads the model for all
-
-
-def load_shared(model: type[_Model], folder: Path) -> _Model:
-    """Return the process-wide model of a folder, loading it for the first caller.
-
-    Raises:
-        ModelLoadError: The model cannot be loaded; see `OnnxModel`.
-    """
-    with _loading:
-        if (model, folder) not in _models:
-            _models[model, folder] = model(folder)
-        shared: _Model = _models[model, folder]
-        return shared

@@ -22,7 +22,7 @@ from rgate_integrations.models.base import (
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoding import TextEncoder
-from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, load_shared, pack_texts
+from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, pack_texts
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers, layer_numbers, pool_states
 from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
@@ -204,14 +204,12 @@ def pool_row(
 ) -> Float32Array:
     """Pool the states of a text, or of one segment of its question, to shape (layers, hidden size).
 
-    Without layers, the shape is (0, 0).
+    Without layers, the shape is (0,).
     """
-    if not layers:
-        return np.zeros((0, 0), np.float32)
     # A segment's states never include the draft that follows it.
     draft = 0 if segment else len(row.ids) - row.prompt
     question = range(*segment) if segment and row.question else range(row.question)
-    return np.stack(pool_states(states, question, row.prompt, draft, layers))
+    return np.array(pool_states(states, question, row.prompt, draft, layers), np.float32)
 
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
@@ -224,15 +222,11 @@ class ReaderProxy(HasStates):
     """The part of the default model that the shipped gates use: a `Reader`, loaded on first use.
 
     It cannot generate or score. `rgate_integrations.models.proxies` says when the whole model is used instead.
-
-    Attributes:
-        max_batch_size: Maximum number of questions that an engine passes at once.
     """
 
     name = DEFAULT_MODEL
     fingerprint = FINGERPRINT
     num_layers = 30
-    max_batch_size = 16
 
     @property
     def reader(self) -> Reader:
@@ -242,7 +236,7 @@ class ReaderProxy(HasStates):
             ModelLoadError: The model is missing and may not be downloaded here, or it cannot be loaded.
             DownloadError: The model is missing and could not be downloaded.
         """
-        return shared_reader(fetch_path(READER, "gate's model"))
+        return Reader.shared(fetch_path(READER, "gate's model"))
 
     def hidden(
         self,
@@ -264,8 +258,3 @@ class ReaderProxy(HasStates):
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return the first ``tokens`` tokens of a text, or None if it already fits."""
         return self.reader.truncate(text, tokens)
-
-
-def shared_reader(folder: Path) -> Reader:
-    """Return the process-wide reader of a folder."""
-    return load_shared(Reader, folder)
