@@ -201,13 +201,11 @@ class Encoder(OnnxModel):
         states: dict[int, Float32Array] = {}
         below = 0
         for stage, session in self._sessions.items():
-            needed = {layer for layer in layers if below < layer <= stage}
-            if stage == BRANCH:
-                needed.add(BRANCH)
+            # The later graphs start from layer 8, so it is always needed.
+            needed = sorted(layer for layer in {*layers, BRANCH} if below < layer <= stage)
             if needed:
-                numbers = sorted(needed)
-                arrays = session.run([f"layer_{number}" for number in numbers], inputs | layout)
-                states |= dict(zip(numbers, arrays, strict=True))
+                arrays = session.run([f"layer_{number}" for number in needed], inputs | layout)
+                states |= dict(zip(needed, arrays, strict=True))
             inputs = {f"layer_{BRANCH}": states[BRANCH]}
             below = stage
         return np.split(np.stack([states[layer] for layer in layers]), begins, axis=1)
