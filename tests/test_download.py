@@ -365,7 +365,12 @@ def test_resolve_model(cache, tmp_path, monkeypatch):
         (resolve_model, "encyclopedia-leads", UnknownNameError, "no model named"),
         (resolve_model, "SmolLM2-135M", UnknownNameError, "Did you mean smollm2-135m-instruct?"),
         # Regression: a gate trained on a model in this folder named only the catalogue, elsewhere.
-        (resolve_model, "my-model", UnknownNameError, "If it is a folder, give its full path; .* proxy="),
+        (
+            resolve_model,
+            "my-model",
+            UnknownNameError,
+            "If 'my-model' is a folder, give its full path; .* proxy=",
+        ),
         (resolve_model, "./nowhere", ModelLoadError, "does not exist"),
         (resolve_model, "~/nowhere", ModelLoadError, "does not exist"),
         (resolve_model, "a/b/c", ModelLoadError, "does not exist"),

@@ -25,9 +25,7 @@ from rgate_integrations.gates.papers.baselines import LabelledQuestions
 from rgate_integrations.gates.registry import saved_gate
 from rgate_integrations.gates.rules import Rules
 from rgate_integrations.index import read_passages
-from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.download import cached_path, resolve_model
-from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
 from rgate_integrations.runtime.files import read_file, write_folder
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Answers
@@ -415,22 +413,6 @@ def test_every_reader_of_whole_files_refuses_pipes_and_devices(tmp_path):
     for line in (read_passages, read_questions):
         with pytest.raises(DataFormatError, match="line 1: longer than"):
             list(line("/dev/zero"))
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"]
-)
-def test_a_model_folder_with_a_pipe_in_it_is_not_loaded(tmp_path, name):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    os.mkfifo(tmp_path / name)
-    for load in (
-        load_pretrained,
-        load_tokenizer,
-        lambda name: SentenceEmbedder(name).embed(["x"]),
-        lambda name: SentenceEmbedder(name).identity,
-    ):
-        with pytest.raises(ModelLoadError, match="is not a regular file"):
-            load(str(tmp_path))
 
 
 @FUZZ

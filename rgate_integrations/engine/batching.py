@@ -28,8 +28,8 @@ MAX_IDLE = 1.0
 class Batcher(Generic[_Item, _Result]):
     """Runs a function over batches of submitted items, in one worker thread.
 
-    An idle worker starts on a single item at once, unless the last batch had several: then it waits a moment for
-    more. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.
+    An idle worker starts immediately on a single item, unless the last batch had several: then it waits up to 3 ms
+    for more. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.
 
     Args:
         run: Function from items to results, in order. If it raises, the exception is every item's result.
@@ -128,8 +128,8 @@ class Batcher(Generic[_Item, _Result]):
 def wait_results(futures: Sequence[Future[_T | Exception]], timeout: float | None) -> list[_T | Exception]:
     """Block until the futures are done or time is up, and return their results, in order.
 
-    An unfinished future yields a `DecisionTimeoutError`, and is cancelled, so that no work is done for callers
-    that have left.
+    In the place of each unfinished result, the list has a `DecisionTimeoutError`. Its future is cancelled, so that
+    no work is done for callers that have left.
 
     Args:
         futures: The futures, at least one.

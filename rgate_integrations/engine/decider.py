@@ -22,7 +22,7 @@ OnError: TypeAlias = Literal["retrieve", "raise"]
 
 @dataclass(frozen=True)
 class Failed:
-    """Stands for a request that cannot be judged.
+    """Takes the place of a request that has failed before it reaches the gate, such as an invalid question.
 
     Attributes:
         error: What went wrong.
@@ -69,12 +69,12 @@ class Decider(ABC):
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """Names of the corpora among which its decisions choose, if known."""
+        """Names of the corpora among which its decisions choose; empty if there are none, or they are unknown."""
         return ()
 
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return a decision or an error for each request, in order; an error that it raises applies to all."""
+        """Return a decision or an exception for each request, in order. An exception that is raised is for all."""
 
     @abstractmethod
     def answer_gate(self) -> Decider | None:
@@ -89,7 +89,7 @@ class Decider(ABC):
         """Return whether another decider would decide the same, so that its decisions can be reused."""
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy adjusted to an LLM, or itself if that changes nothing.
+        """Return a copy that judges what this LLM knows, or itself if that changes nothing.
 
         Args:
             name: Name of the LLM, or folder of its measured ability; may be empty.
@@ -102,7 +102,7 @@ class Decider(ABC):
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy in which these rules replace its own ``always=`` or ``never=``; without any, itself.
+        """Return a copy in which ``always=`` and ``never=``, if given, replace its own rules; without any, itself.
 
         Raises:
             ConfigurationError: The gate accepts no rules, or a rule is invalid.
@@ -170,7 +170,7 @@ class Decider(ABC):
         return outcomes
 
     def outcomes(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision | Exception]]:
-        """Do what `flow` does, but return each error instead of raising it, in the place of its question's decision.
+        """Return what `flow` returns; with ``on_error="raise"``, an error replaces its question's decision instead.
 
         Raises:
             ConfigurationError: ``items`` is a single question, not a list.
@@ -303,9 +303,10 @@ class BoundDecision:
         return own is None or question.strip() in (own.strip(), self.decision.question.strip())
 
     def about(self, question: str) -> Decision:
-        """Return the decision about this question, which it must concern; see `concerns`.
+        """Return the decision, which must concern this question; see `concerns`.
 
-        If it applies to any question, the copy has this question, and no draft, since that answers another question.
+        A decision that applies to any question, but was made about another one, is copied: the copy has this
+        question, and not the draft, which answers the other one.
         """
         if self.question is not None or question.strip() == self.decision.question.strip():
             return self.decision

@@ -147,7 +147,7 @@ class DecisionEngine(Decider):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of this engine other than the gate."""
+        """The arguments of this engine other than the gate, by name."""
         return {
             "proxy": self._proxy,
             "llm": self.llm,
@@ -180,7 +180,10 @@ class DecisionEngine(Decider):
         return self.with_options(always=merged.always, never=merged.never)
 
     def decides_like(self, other: Decider) -> bool:
-        """Return whether another engine has an equal gate and options, like the default gates of two adapters."""
+        """Return whether another engine has equal options, and a gate with equal parameters.
+
+        The default gates of two adapters are alike in this sense.
+        """
         return (
             isinstance(other, DecisionEngine)
             and self.gate.config() == other.gate.config()

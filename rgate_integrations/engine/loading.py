@@ -234,10 +234,10 @@ OWN = "own"
 def answer_first_gates(
     gate: Decider, question_gate: Decider | GateLike | str | None = OWN
 ) -> tuple[Decider, Decider | None]:
-    """Return the gate that judges partial answers, and the one that judges the question first, or None for that.
+    """Return the gates for answer first: one judges partial answers, the other (or None) judges the question before.
 
     Args:
-        gate: The adapter's gate. If it only reads questions, its own gate for partial answers is used.
+        gate: The adapter's gate. If it only reads questions, its `Decider.answer_gate` judges partial answers.
         question_gate: Judges the question before the LLM starts to answer: a gate, or an argument for `load_gate`;
             None to skip that; `OWN` for the gate's own question gate, if it has one.
 

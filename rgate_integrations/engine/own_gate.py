@@ -53,7 +53,7 @@ class OwnGate(Decider):
 
     @property
     def threshold(self) -> float:
-        """The object's threshold, or 0.5 if it has none."""
+        """The object's threshold, or 0.5 if it has no valid one."""
         with suppress(ConfigurationError):  # an attribute of that name may be anything
             return valid_threshold(getattr(self.gate, "threshold", None))
         return 0.5

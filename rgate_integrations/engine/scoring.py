@@ -37,7 +37,14 @@ _ASKS = re.compile(
 def score_requests(
     gate: Gate, requests: Sequence[Request], sources: Sources, rules: Rules
 ) -> list[Score | Exception]:
-    """Return a score or an error for each request of a batch, in order."""
+    """Return a score or an error for each request of a batch, in order. A rule that matches replaces the gate.
+
+    Args:
+        gate: The gate.
+        requests: The requests.
+        sources: Where the gate's evidence comes from, such as models.
+        rules: The user's rules.
+    """
     start = time.perf_counter()
     verdict = ScoreSpec(gate)
     likeness = rules.likeness_for(gate)
@@ -83,7 +90,7 @@ def score_requests(
 
 
 def _retrieve_if_unread(score: Score, request: Request, item: Evidence) -> Score:
-    """Return the score, changed to retrieve if the part of a request that models did not read may need passages."""
+    """Return the score, changed to retrieve if models did not read a part of the request that may need passages."""
     if item.truncated:
         warning = f"Only {len(item.question):,} of {len(request.question):,} characters were read."
         score = replace(score, warnings=(warning, *score.warnings))
@@ -113,8 +120,8 @@ def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
 def read_request(request: Request, sources: Sources) -> Evidence:
     """Return the `Evidence` for a request, with its text as models read it.
 
-    The text is in the plain letters of `plain_text`. One of more than `MAX_REQUEST_TOKENS` is cut to its beginning,
-    its end and, as far as they fit, the sentences in between that ask for something.
+    The text is in the plain letters of `plain_text`. If it has more than `MAX_REQUEST_TOKENS`, it is cut to its
+    beginning, its end and, as far as they fit, the sentences in between that ask for something.
     """
     question, original = plain_text(request.question), ""
     if question != request.question:

@@ -13,7 +13,7 @@ import numpy as np
 from rgate_integrations.errors import ModelLoadError, first_line, needs_extra
 from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER, Encoder, Prefix
-from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
+from rgate_integrations.models.pretrained import quiet, refuse_pickles
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.threads import ForkSafeLock
@@ -66,7 +66,6 @@ class SentenceEmbedder:
         folder = Path(resolve_model(self.name, kind="embedder"))
         if not folder.is_dir():
             return self.name
-        refuse_special_files(str(folder))
         # Hash contents, not names or dates: a copied folder is the same embedder, and a changed one is not.
         digest = hashlib.sha256()
         for path in sorted(folder.rglob("*")):

@@ -1,4 +1,4 @@
-"""Interfaces for models: drafts and samples, scores of fixed continuations, hidden states.
+"""Interfaces for models: drafts and samples, scores of given continuations, hidden states.
 
 A model inherits from the interfaces that it supports. Every method except ``truncate`` takes a batch and
 returns results in the same order. Apart from rounding, a result does not depend on the batch. Models split
@@ -28,7 +28,7 @@ Values: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True)
 class TargetScores:
-    """Log-probabilities of fixed continuations of one prompt.
+    """Log-probabilities of given texts, the targets, as continuations of one prompt.
 
     Attributes:
         logprobs: Natural log-probability of each target's whole token sequence, each <= 0. On a server, only
@@ -96,7 +96,7 @@ class LanguageModel(Proxy):
         is_remote: Whether it is reached over a network. Tuning and evaluation then ask it one question per
             call. When it judges answers, it writes its verdict; a local model's verdicts are scored.
         options: Additional options of its requests.
-        habits: What we have learned about its server; None if that is not recorded.
+        habits: Which fields its server refuses, and whether it thinks; None for a local model.
     """
 
     is_remote: ClassVar[bool] = False
@@ -141,14 +141,15 @@ class LanguageModel(Proxy):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Return the log-probabilities of ``targets`` as continuations of each prompt; see `TargetScores`."""
+        """Return, for each prompt, the log-probability of each of ``targets`` as its continuation."""
 
 
 class HasStates(Proxy):
     """A model whose hidden states can be read.
 
     Attributes:
-        max_batch_size: Maximum number of texts to read in one pass. An engine passes no more at once.
+        max_batch_size: Maximum number of texts to read in one pass; also the batch size of an engine that is given
+            this model as ``proxy``.
     """
 
     max_batch_size: int = 16
@@ -171,7 +172,7 @@ class HasStates(Proxy):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Return the pooled hidden states of each prompt and of its draft, if any, which continues the prompt.
+        """Read each prompt, continued by its draft if there is one, and return its pooled hidden states.
 
         Args:
             prompt: The template.
@@ -183,7 +184,7 @@ class HasStates(Proxy):
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
-        """Return hidden states pooled over each request and over each of its segments.
+        """Return hidden states pooled over each request, and over each of its segments (sentences or lines).
 
         By default, the request and each segment are read separately, without the earlier turns. Subclasses
         may override this to read a request only once, together with the earlier turns.
@@ -207,7 +208,7 @@ class HasStates(Proxy):
 
 
 def draft_tokens_or_text(draft: Draft, model: str) -> str | tuple[int, ...]:
-    """Return a draft's token ids if they are known and ``model`` wrote it as a proxy; otherwise its text."""
+    """Return a draft's token ids if they are known and the proxy ``model`` wrote it; otherwise its text."""
     if draft.token_ids and draft.source == "proxy" and draft.model == model:
         return draft.token_ids
     return draft.text

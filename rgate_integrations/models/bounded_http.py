@@ -120,7 +120,7 @@ async def request(
             if len(received) > LONGEST_BODY:
                 raise ServerError(
                     f"The answer from {url} is larger than {LONGEST_BODY >> 20} MiB; the rest was not read.",
-                    hint="Check the URL.",
+                    hint="Check that the URL is the one of an LLM's server or a decision server.",
                 )
         return Answer(response.status_code, response.headers, bytes(received))
 
@@ -142,7 +142,7 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a host is ``localhost``, or a loopback or unspecified address in any notation."""
+    """Return whether a host is ``localhost``, or a loopback or unspecified address in any notation (``127.1``)."""
     host = host.rstrip(".")
     try:
         address = ipaddress.ip_address(host)

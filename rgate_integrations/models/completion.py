@@ -14,7 +14,7 @@ Completion: TypeAlias = tuple[Draft, Mapping[str, float]]
 
 
 def read_completion(body: bytes, model: str = "") -> Completion | None:
-    """Read the body of a response.
+    """Parse the body of a server's answer.
 
     Args:
         body: The body.
@@ -55,7 +55,7 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
 
 
 def _logprob_entries(logprobs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return the tokens, and the top tokens of the first position, each with ``token`` and ``logprob``."""
+    """Return all tokens, and the top tokens of the first position, as records with ``token`` and ``logprob``."""
     if logprobs.get("content"):  # chat completions
         return logprobs["content"], logprobs["content"][0].get("top_logprobs") or []
     # Completions have parallel lists, and the top tokens as a mapping. A text's first token has no probability.

@@ -73,8 +73,8 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     secret = parts.password or parts.username  # a user name without a password is a token
     if key and secret:
         raise ConfigurationError(
-            "A request can only send one of them, but both a key and a login in the URL were given.",
-            hint="Remove the login from the URL, or the key: an argument, RGATE_API_KEY or RGATE_TOKEN.",
+            "Both an API key and a login in the URL were given, but a request can send only one.",
+            hint="Remove the login from the URL, or the key (an argument, or RGATE_API_KEY or RGATE_TOKEN).",
         )
     if key:
         return bare, Credentials({"Authorization": f"Bearer {key}"}, (key,))

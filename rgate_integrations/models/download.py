@@ -191,7 +191,7 @@ def _make_folder(item: Entry, fetched: Path, staging: Path) -> Path:
 
 
 def _write_manifest(item: Entry, folder: Path) -> None:
-    """Write the licence, and what `cached_path` compares; make all files readable by everyone."""
+    """Write the file with the licence and what `cached_path` compares; make all files readable by everyone."""
     sizes = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -207,7 +207,7 @@ def _revision(item: Entry) -> str:
 
 
 def _make_corpus(item: Entry, fetched: Path, folder: Path) -> None:
-    """Write the passages of fetched summaries, and where they come from."""
+    """Write a corpus's passages, taken from the fetched JSON, and its licence."""
     summaries = json.loads(fetched.read_text(encoding="utf-8"))
     with (folder / PASSAGES).open("w", encoding="utf-8") as out:
         for number, record in enumerate(summaries.values()):
@@ -260,6 +260,6 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         )
     if "/" not in name or "\0" in name:
         unknown = unknown_name(kind, name, known)
-        unknown.hint += " If it is a folder, give its full path; for a gate's model, as proxy= (--proxy)."
+        unknown.hint += f" If {name!r} is a folder, give its full path; a gate takes it as proxy= (--proxy)."
         raise unknown
     return name

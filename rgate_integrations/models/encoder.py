@@ -119,7 +119,7 @@ class Encoder(OnnxModel):
         layers: Sequence[int] = STATES,
         prefix: Prefix = "query: ",
     ) -> list[Encoded]:
-        """Return the pooled states of texts. One with more than 512 tokens is read in overlapping windows.
+        """Return the pooled states of texts. A text of more than 512 tokens is read in overlapping windows.
 
         Args:
             texts: The texts; each is truncated to 3,072 tokens.
@@ -157,7 +157,7 @@ class Encoder(OnnxModel):
         return text[: ends[tokens - 1]] if len(ends) > tokens else None
 
     def keep_end(self, text: str, tokens: int) -> str:
-        """Return the end of a text: its last ``tokens`` tokens, or all of it if it is not longer."""
+        """Return the last ``tokens`` tokens of a text, or the whole text if it has no more."""
         _, ends = self._tokenize(text)
         return text[ends[-tokens - 1] :] if len(ends) > tokens else text
 
@@ -167,7 +167,7 @@ class Encoder(OnnxModel):
         return mapping["ids"], [end for _, end in mapping["offsets"]]
 
     def tokens(self, text: str, parts: Sequence[Range] = (), *, prefix: Prefix = "query: ") -> Tokens:
-        """Return one text as the model reads it, with prefix and end token; arguments as for `encode`."""
+        """Return a text's token ids, with prefix and end token, and the ranges of its parts; see `encode`."""
         before = self._tokens_before(prefix)
         tokens, ends = self._tokenize(text) if parts else (self.ids(text), [])
         ids, ends = [*before, *tokens[:MAX_TOKENS], _END], ends[:MAX_TOKENS]

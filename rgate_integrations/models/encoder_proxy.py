@@ -101,10 +101,10 @@ class EncoderProxy(HasStates):
         return results
 
     def join(self, text: Segmented) -> tuple[str, list[Range]]:
-        """Return the history's end and the request as one text, and the range of each segment of the request.
+        """Return one text, the end of the history and the request, and the ranges to pool: the request's segments.
 
-        With a history, the first range is the whole request: the history is not pooled, and only contributes through
-        attention.
+        If there is a history, the range of the whole request comes first. The history is not pooled: it only
+        contributes through attention.
         """
         history = self.encoder.keep_end(text.history, _MAX_HISTORY)
         request, ranges = join_segments(text.lines)

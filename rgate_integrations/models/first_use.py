@@ -1,7 +1,7 @@
-"""Whether missing models and corpora of the catalogue may be downloaded on first use.
+"""Decides whether missing models and corpora of the catalogue may be downloaded on first use.
 
-That is convenient at a terminal or in a notebook. But a server's clients should not have to wait for a download, and
-without a network every attempt takes a while to fail.
+Such downloads are convenient at a terminal or in a notebook. But a server's clients should not have to wait for one,
+and without a network every attempt takes a while to fail.
 """
 
 from __future__ import annotations

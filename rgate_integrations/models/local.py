@@ -184,7 +184,7 @@ class TransformersProxy(LanguageModel, HasStates):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Score fixed continuations as whole sequences; see `LanguageModel.score`."""
+        """Score each target as a whole sequence of tokens; see `LanguageModel.score`."""
         rows = self._encode(prompt, values)
         scores = self._in_batches(lambda runner, batch: runner.score(batch, targets), rows, adapter=adapter)
         return [TargetScores(logprobs, len(row.ids)) for logprobs, row in zip(scores, rows, strict=True)]
@@ -302,7 +302,7 @@ class TransformersProxy(LanguageModel, HasStates):
         extra: int = 0,
         adapter: str | None = None,
     ) -> list[T]:
-        """Process rows in batches, and return the results in the order of the rows.
+        """Process rows, which are encoded prompts, in batches, and return the results in the order of the rows.
 
         A batch that does not fit into memory is halved, down to single rows. Other callers may use the model between
         batches.

@@ -14,7 +14,7 @@ _DEPTH: Mapping[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft":
 
 
 class PooledLayer(NamedTuple):
-    """Hidden states of one layer, pooled to a single vector; a plain tuple is also accepted.
+    """Which hidden states to pool to one vector, and how; a plain tuple is also accepted.
 
     Attributes:
         layer: The layer, from 0 (the embedding) to the number of layers (the output after the final norm).
@@ -53,7 +53,7 @@ def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
 
 
 def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
-    """Return every other middle layer, where linear probes work best (see docs/benchmarks/gate_quality.md).
+    """Return every second layer in the middle, where linear probes work best (see docs/benchmarks/gate_quality.md).
 
     Args:
         layers: The model's number of layers.

@@ -73,7 +73,6 @@ def load_tokenizer(name: str) -> Any:
 
     where = resolve_model(name)
     with _load_errors(name), quiet():
-        refuse_special_files(where)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     if tokenizer.pad_token_id is None:  # any token will do, because padding is masked out
         tokenizer.pad_token = tokenizer.eos_token
@@ -128,31 +127,16 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         ) from error
 
 
-def refuse_special_files(where: str) -> None:
-    """Refuse a folder that contains a special file, such as a pipe or a device: reading it might never end.
-
-    Raises:
-        ModelLoadError: The folder contains such a file.
-    """
-    for path in Path(where).rglob("*"):
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise ModelLoadError(
-                f"{path.name} in the model folder {where!r} is not a regular file.",
-                hint="Copy the model again.",
-            )
-
-
 def refuse_pickles(where: str) -> None:
     """Refuse a folder with pickled weights that no safetensors replace, or that an index names.
 
     A Hub id passes, because the loaders only take safetensors from there.
 
     Raises:
-        ModelLoadError: The folder contains such weights, or files that are not regular ones.
+        ModelLoadError: The folder contains such weights.
         ValueError: An index is not JSON.
         KeyError: An index has no ``weight_map``.
     """
-    refuse_special_files(where)
     folder = Path(where)
     pickles = []
     for path in [*folder.rglob("pytorch_model*.bin"), *folder.rglob("adapter_model.bin")]:

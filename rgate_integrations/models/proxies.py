@@ -37,7 +37,7 @@ def gate_proxy(name: str) -> HasStates:
 
 
 def language_model(proxy: Proxy) -> LanguageModel:
-    """Return the model that generates and scores text for a proxy.
+    """Return the proxy itself if it generates and scores text; for the reader, the whole default model.
 
     Raises:
         EvidenceError: The proxy is not a `LanguageModel`.
@@ -84,7 +84,7 @@ def require_states(proxy: Proxy) -> HasStates:
     if not isinstance(proxy, HasStates):
         raise EvidenceError(
             f"This gate needs hidden states, which the model {proxy.name!r} does not provide.",
-            hint="Omit proxy=, so that the gate reads its own model; or use one that reads only text, such as 'ik'.",
+            hint="Omit proxy=, then the gate reads its own model; or use a gate that needs only text, such as 'ik'.",
         )
     return proxy
 
