@@ -137,7 +137,7 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
         if not isinstance(profile, CorpusProfile):
             raise ConfigurationError(
                 f"A corpus must be a CorpusProfile or its folder, not {type(profile).__name__}.",
-                hint="Use CorpusProfile.from_texts(texts), or rgate profile.",
+                hint="Use CorpusProfile.from_texts(texts), or the folder that rgate profile makes.",
             )
         profiles.append(replace(profile, name=name) if name else profile)
     if not profiles:

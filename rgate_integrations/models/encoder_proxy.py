@@ -68,7 +68,7 @@ class EncoderProxy(HasStates):
         if drafts is not None:
             raise EvidenceError(
                 f"{ENCODER} reads questions, but not drafts or partial answers.",
-                hint="Use a proxy that reads them, such as proxy='smollm2-135m-instruct'.",
+                hint="Use a proxy that reads them, such as proxy='smollm2-135m-instruct' (--proxy).",
             )
         numbers = _check_layers(layers)
         questions = [" ".join(fields["question"].split()) for fields in values]

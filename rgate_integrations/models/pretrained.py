@@ -56,7 +56,7 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
     except (RuntimeError, AssertionError) as error:  # torch raises the latter if it was built without CUDA
         raise ModelLoadError(
             f"The model {name!r} could not be moved to the device {device!r}: {first_line(error)}",
-            hint="Choose another device, such as 'cpu', or a smaller model.",
+            hint="Use another device, such as device='cpu', or a smaller model.",
         ) from error
 
 

@@ -347,7 +347,7 @@ class RemoteModel(LanguageModel):
             except TimeoutError:
                 trouble, hint = (
                     f"no complete answer within {self.timeout:g} s",
-                    "Check the server's load, or increase the timeout.",
+                    "Check the server's load, or increase timeout= (on the command line, --thinking-tokens).",
                 )
             except httpx.RequestError as error:
                 trouble, hint = (
@@ -385,7 +385,7 @@ class RemoteModel(LanguageModel):
         if answer.status in (401, 403, 404):
             raise ServerError(
                 f"The server at {self.url} refused the key, the path or the model {message}",
-                hint="Check api_key=, url=…/v1 and model=.",
+                hint="Check the key (api_key=, RGATE_API_KEY), the URL (…/v1) and the name (model=, --model).",
             )
         raise EvidenceError(
             f"The server at {self.url} refused the request {message}",

