@@ -74,7 +74,7 @@ class Decider(ABC):
 
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return a decision or an exception for each request, in order. An exception that is raised is for all."""
+        """Return a decision or an exception for each request, in order. A raised exception counts for all."""
 
     @abstractmethod
     def answer_gate(self) -> Decider | None:
@@ -102,7 +102,7 @@ class Decider(ABC):
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy in which ``always=`` and ``never=``, if given, replace its own rules; without any, itself.
+        """Return a copy in which ``always=`` and ``never=``, if given, replace the gate's; without any, itself.
 
         Raises:
             ConfigurationError: The gate accepts no rules, or a rule is invalid.

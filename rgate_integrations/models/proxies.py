@@ -96,7 +96,7 @@ def read_states(
     drafts: Sequence[Draft] | None,
     layers: Sequence[PooledLayer],
 ) -> list[HiddenStates]:
-    """Return hidden states; those of a draft that a local LLM wrote are reused if it kept them.
+    """Return the pooled hidden states of prompts and drafts; reuse those that a local LLM kept while writing.
 
     Args:
         proxy: The proxy.

@@ -64,7 +64,7 @@ class RemoteModel(LanguageModel):
         MissingDependencyError: The extra ``openai`` is not installed.
 
     Key and login never appear in an error, log or ``repr``, even if a server's answer quotes them. A pickle of the
-    proxy does contain them, because workers need them: protect it like the key.
+    proxy does contain them, because worker processes need them: protect it like the key.
 
     Example:
         >>> from rgate_integrations import load_gate
