@@ -91,7 +91,7 @@ def test_credentials_are_sent_and_travel_in_pickles_and_are_shown_nowhere(fake, 
         ("http://host/v1", f"{KEY}\nX-Other: 1", "API key must be printable"),
         ("http://host/v1", f"\ufeff{KEY}", "API key must be printable"),
         ("http://host/v1", KEY.encode(), "API key must be printable"),
-        (f"http://{LOGIN}@host/v1", KEY, "only send one of them, but both"),
+        (f"http://{LOGIN}@host/v1", KEY, "Both an API key and a login"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_without_its_secrets(url, key, why):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import SecretStr
 
-from rgate_integrations.decision import Draft, valid_count, valid_timeout
-from rgate_integrations.errors import EvidenceError, ServerError
+from rgate_integrations.decision import Draft, to_float, valid_count
+from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
 from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
 from rgate_integrations.models.completion import Completion, read_completion
@@ -52,7 +52,7 @@ class RemoteModel(LanguageModel):
             percent-encoded) is sent as basic authentication.
         model: Name of the model on the server.
         api_key: Sent as a bearer token, without surrounding white space; ``OPENAI_API_KEY`` is never read.
-        timeout: Maximum seconds for one request and its whole answer, above 0.
+        timeout: Maximum seconds for one request and its whole answer, above 0 and finite.
         retries: Maximum number of retries, at least 0, with back-off, after 408, 429, 500, 502 to 504,
             a timeout, or a lost connection.
         max_concurrency: Maximum number of concurrent requests per call, at least 1; the server batches them.
@@ -86,7 +86,9 @@ class RemoteModel(LanguageModel):
         max_concurrency: int = 16,
         options: RequestOptions = RequestOptions(),  # noqa: B008  it is frozen
     ) -> None:
-        valid_timeout(timeout)
+        seconds = to_float(timeout)
+        if seconds is None or not 0 < seconds < math.inf:  # written this way to reject NaN, too
+            raise ConfigurationError(f"timeout must be a finite number of seconds above 0, not {timeout!r}.")
         valid_count(retries, "retries", least=0)
         valid_count(max_concurrency, "max_concurrency")
         self.url, self._credentials = read_credentials(url, api_key)
