@@ -203,7 +203,6 @@ def test_of_many_threads_one_fetches_and_the_others_use_it(fetcher, capfd):
         (DownloadError("No network.", hint="Get one."), DownloadError, "No network."),
         (ChecksumError("Not the pinned one.", hint="Do not use it."), ChecksumError, "Not the pinned one."),
         (MissingDependencyError("torch", hint="pip install"), MissingDependencyError, "torch"),
-        (ValueError("odd"), DownloadError, "all-minilm-l6-v2 could not be downloaded: ValueError('odd')"),
     ],
 )
 def test_what_failed_is_not_tried_again_for_five_minutes(fetcher, monkeypatch, caplog, error, kind, message):

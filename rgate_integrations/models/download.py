@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from rgate_integrations.errors import DownloadError, ModelLoadError, RGateError, unknown_name
+from rgate_integrations.errors import DownloadError, ModelLoadError, unknown_name
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.encoder_file import adapter_digest, make_encoder
@@ -44,7 +44,7 @@ _RETRY_SECONDS = 300.0
 _log = logging.getLogger("rgate_integrations")
 # One lock per name, so that a caller who needs one model does not wait for another.
 _locks: dict[str, ForkSafeLock] = {}
-_failures: dict[str, tuple[float, RGateError]] = {}  # by name, each with the time of the next attempt
+_failures: dict[str, tuple[float, Exception]] = {}  # by name, each with the time of the next attempt
 
 
 def cache_dir() -> Path:
@@ -84,7 +84,8 @@ def fetch_path(name: str, what: str) -> Path:
 
     Raises:
         ModelLoadError: It is not in the cache and may not be downloaded: a variable such as ``RGATE_OFFLINE=1`` is
-            set (see `OFFLINE`), or this process is a server. The hint is the command that downloads it.
+            set (all are in `rgate_integrations.models.first_use.OFFLINE`), or this process is a server. The hint is the
+            command that downloads it.
         DownloadError: The download failed now, or less than 5 minutes ago.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
@@ -111,17 +112,13 @@ def fetch_path(name: str, what: str) -> Path:
         try:
             return download(name)
         except Exception as error:  # not Ctrl-C, after which the next use continues the download
-            if not isinstance(error, RGateError):
-                error = DownloadError(
-                    f"{name} could not be downloaded: {error!r}", hint=f"Run `rgate download {name}`."
-                )
             # A copy, because the error itself would keep the frames of the download alive.
             _failures[name] = (time.monotonic() + _RETRY_SECONDS, copy.copy(error))
             _log.warning(
                 "The %s %s could not be downloaded; next attempt after %.0f minutes: %s",
-                *(what, name, _RETRY_SECONDS / 60, redact(error.message)),
+                *(what, name, _RETRY_SECONDS / 60, redact(error)),
             )
-            raise error
+            raise
 
 
 def download(name: str, *, source: Source | None = None) -> Path:
