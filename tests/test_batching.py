@@ -25,6 +25,8 @@ SHORT = 0.05  # a deadline that passes: what it interrupts is held until then
 class Held(ScriptedProxy):
     """Calls about something slow wait until they are let go, so that callers pile up behind them."""
 
+    max_batch_size = 64
+
     def __init__(self):
         super().__init__()
         self.busy, self.go, self.asked = threading.Event(), threading.Event(), []
@@ -46,7 +48,6 @@ def held():
 
 
 async def test_concurrent_callers_share_batches_and_those_who_leave_cost_nothing(held):
-    held.max_batch_size = 64
     gate = load_gate("prompt", proxy=held)
     tasks = [asyncio.create_task(gate.adecide("slow?"))]
     assert await asyncio.to_thread(held.busy.wait, PATIENCE)

@@ -84,8 +84,8 @@ def fetch_path(name: str, what: str) -> Path:
 
     Raises:
         ModelLoadError: It is not in the cache and may not be downloaded: a variable such as ``RGATE_OFFLINE=1`` is
-            set (all are in `rgate_integrations.models.first_use.OFFLINE`), or this process is a server. The hint is the
-            command that downloads it.
+            set (all are in `rgate_integrations.models.first_use.OFFLINE`), or this process is a server. The hint is
+            the command that downloads it.
         DownloadError: The download failed now, or less than 5 minutes ago.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
