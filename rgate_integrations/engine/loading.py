@@ -177,10 +177,11 @@ def resolve_gate(
         **options: Rules and corpora. ``corpus=True`` is handled by the adapter.
 
     Raises:
-        ConfigurationError: The gate is none of these, or it does not accept an option.
+        ConfigurationError: The gate is none of these, or does not accept an option, or an option is invalid.
         ModelLoadError: A trained gate or a measured ability cannot be read.
         ProfileError: The profile of a corpus cannot be read.
         UnknownNameError: No gate has that name.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         TypeError: An option is unknown.
     """
     for name in options.keys() - GateOptions.__annotations__.keys():

@@ -69,7 +69,12 @@ class OwnGate(Decider):
         return tuple(getattr(self.gate, "corpora", ()))
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the object's decisions, at the requests' thresholds, or an error for each invalid decision."""
+        """Return the object's decisions, at the requests' thresholds, or an error for each invalid decision.
+
+        Raises:
+            ConfigurationError: The object returned more or fewer decisions than there are requests.
+            Exception: The object raised it.
+        """
         decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
         if len(decisions) != len(requests):
             raise ConfigurationError(

@@ -156,7 +156,7 @@ def refuse_pickles(where: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and advice."""
+    """Silence transformers' progress bars and advice inside the ``with`` block."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

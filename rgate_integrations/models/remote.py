@@ -110,6 +110,7 @@ class RemoteModel(LanguageModel):
         Raises:
             ServerError: The server cannot be used.
             EvidenceError: The server refused the requests, or only some of them succeeded.
+            ConfigurationError: The environment's proxy settings cannot be used.
         """
         requests = [
             self._request(prompt, fields, {"max_tokens": tokens, "temperature": 0.0}, adapter=adapter)
@@ -155,6 +156,7 @@ class RemoteModel(LanguageModel):
             ServerError: The server cannot be used.
             EvidenceError: One target is a prefix of another, the server sends no log-probabilities, refused a
                 request or answered only some, or none of several targets is among the top tokens.
+            ConfigurationError: The environment's proxy settings cannot be used.
         """
         prefix = ""
         if len(targets) > 1:
