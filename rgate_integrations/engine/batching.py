@@ -79,7 +79,7 @@ class Batcher(Generic[_Item, _Result]):
         """Let the worker end after its current batch, whose results are dropped.
 
         When a process ends, only daemon threads are left. If one of them ran inside an extension, such as pydantic's,
-        during the interpreter's shutdown, the process would crash. So they get no more results.
+        during the interpreter's shutdown, the process would crash. So daemon threads get no more results.
         """
         with self._changed:
             self._closed = True

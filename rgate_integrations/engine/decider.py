@@ -102,7 +102,7 @@ class Decider(ABC):
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy in which ``always=`` and ``never=``, if given, replace the gate's; without any, itself.
+        """Return a copy in which ``always=`` and ``never=``, if given, replace the gate's; without either, itself.
 
         Raises:
             ConfigurationError: The gate accepts no rules, or a rule is invalid.
@@ -170,7 +170,7 @@ class Decider(ABC):
         return outcomes
 
     def outcomes(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision | Exception]]:
-        """Return what `flow` returns; with ``on_error="raise"``, an error replaces its question's decision instead.
+        """Return what `flow` returns. An error that `flow` would raise takes the place of its question's decision.
 
         Raises:
             ConfigurationError: ``items`` is a single question, not a list.
@@ -269,7 +269,7 @@ def fallback_decision(
 
 
 def read_item(question: str | Request | Failed, **fields: Unpack[RequestFields]) -> Request | Failed:
-    """Return a question as a request, or as `Failed`, so that an invalid question does not fail its batch."""
+    """Return a question as a request, or as `Failed` if it is invalid, so that it does not fail its batch."""
     try:
         return question if isinstance(question, Failed) else Request.coerce(question, **fields)
     except RGateError as error:
@@ -284,7 +284,7 @@ class BoundDecision:
         question: The question in the user's words, which the decision's question may rephrase; None if the decision
             applies to any question.
         decision: The decision.
-        gate: The gate that decided, before its adjustment to an LLM.
+        gate: The gate that decided, without its adjustment to an LLM.
         llm: The LLM that writes drafts for that gate, if any.
         threshold: The caller's threshold; None for the gate's.
     """

@@ -114,7 +114,7 @@ class DecisionEngine(Decider):
         return self.gate.proxy
 
     def get_proxy(self, name: str = "") -> Proxy:
-        """Return a proxy model: the engine's ``proxy``, or one shared with every engine whose gate names it.
+        """Return the model that was given as ``proxy``, or else one that all engines in the process share.
 
         Args:
             name: Name of another proxy, such as the encoder or an inner gate's; empty for the gate's own.

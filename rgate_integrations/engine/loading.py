@@ -150,7 +150,7 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:
-    """Return a gate adjusted to an LLM, or the gate itself if it was already fitted to one.
+    """Return a copy of a gate that judges what an LLM knows, or the gate itself if it was fitted to an LLM.
 
     Raises:
         ConfigurationError: The gate cannot be adjusted to an LLM, or the name is a path that does not exist.

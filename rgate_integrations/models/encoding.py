@@ -66,7 +66,7 @@ class TextEncoder:
         return text
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
-        """Tokenize a text, with "?" for each lone surrogate."""
+        """Tokenize a text. Lone surrogates, which tokenizers reject, are replaced by "?"."""
         return self._text_tokenizer.encode(encodable(text), add_special_tokens=add_special_tokens)
 
     def ids(self, text: str) -> list[int]:
@@ -198,7 +198,7 @@ class PromptEncoder(TextEncoder):
 
 
 def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> range:
-    """Return the positions of the tokens of the last occurrence of ``part`` in a text."""
+    """Return the positions of the tokens of the last occurrence of ``part`` in a text; empty if there is none."""
     # The last occurrence, because examples and system turns come before the question.
     start = text.rfind(part)
     if start < 0:

@@ -59,7 +59,7 @@ class ModelLock:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the lock, which is not re-entrant.
+        """Hold the lock, which is not re-entrant, inside the ``with`` block.
 
         Raises:
             RuntimeError: The process is ending.

@@ -128,7 +128,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
 
 
 def refuse_pickles(where: str) -> None:
-    """Refuse a folder with pickled weights that no safetensors replace, or that an index names.
+    """Raise an error if a folder has pickled weights that no safetensors file replaces, or that an index names.
 
     A Hub id passes, because the loaders only take safetensors from there.
 

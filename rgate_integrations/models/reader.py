@@ -143,7 +143,12 @@ class Reader(OnnxModel, TextEncoder):
         return joined
 
     def states(self, texts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
-        """Return the states of each text by layer, each of shape (tokens, hidden size), from a single run."""
+        """Return the states of each text by layer number, each of shape (tokens, hidden size), from a single run.
+
+        Args:
+            texts: The token ids of each text, without the prompt's prefix.
+            numbers: The layers, of those in `STATES`.
+        """
         # No token looks at those after it, so any token may stand after the end of a text.
         positions, layout, begins = pack_texts(texts, filler=0)
         inputs = {"ids": np.concatenate(texts).astype(np.int64), "positions": PREFIX_TOKENS + positions}

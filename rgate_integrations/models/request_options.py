@@ -146,7 +146,7 @@ class ServerHabits:
 
         Args:
             ask: Function that returns the step of one request. It takes two flags: whether to add tokens for
-                thoughts, and whether the answer is required (if not, the first one is kept if the request fails).
+                thoughts, and whether the answer is required (if not and the request fails, the first answer is kept).
         """
         longer = bool(self.thinks)
         draft: Draft = yield ask(longer, True)
