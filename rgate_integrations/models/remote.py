@@ -186,7 +186,11 @@ class RemoteModel(LanguageModel):
         return [draft.head(tokens) for draft, _ in self._ask(requests, needs_logprobs=False)]
 
     def _score(self, rests: Sequence[str], logprobs: Mapping[str, float], prompt_tokens: int) -> TargetScores:
-        """Score the targets of one prompt, by their texts after the common prefix; raises as `score` does."""
+        """Return the scores of one prompt's targets, whose texts after the common prefix are ``rests``.
+
+        Raises:
+            EvidenceError: ``logprobs``, the top tokens, are empty, or contain none of several targets.
+        """
         if not logprobs:
             raise EvidenceError(
                 f"The server at {self.url} sends no log-probabilities.",

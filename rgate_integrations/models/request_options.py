@@ -90,7 +90,7 @@ class ServerHabits:
         options: The options of the requests.
 
     Attributes:
-        refused: Refused fields, in the order of their refusal; one may occur several times, see `body`.
+        refused: Refused fields, in the order of their refusal; a field occurs once for each refused value.
         thinks: Whether the model has ever thought before an answer; None until its first answer.
     """
 
@@ -165,7 +165,7 @@ class ServerHabits:
         return self._read(draft, longer=longer)
 
     def _read(self, draft: Draft, *, longer: bool) -> Draft:
-        """Record whether the model thought, and return its answer; if it is all thoughts, its text is removed."""
+        """Record whether the model thought, and return the draft; without its text if that is all thoughts."""
         # Thoughts may be neither shown nor counted. An answer that needed more tokens came after thoughts.
         self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))
         if longer and not draft.thinking_tokens and not draft.finished:
