@@ -76,8 +76,8 @@ def test_a_file_below_the_home_is_found_where_it_was_written(tmp_path, monkeypat
     assert read_file("~/a.jsonl") == b'{"a": 1}\n{"a": 2}\n'
     assert [value for _, value in read_jsonl("~/a.jsonl")] == [{"a": 1}, {"a": 2}]
     assert answers_file("~/gate") == home / "gate.answers.jsonl"
-    assert PassageIndex.build(passages(), Letters()).save("~/index") == home / "index"
-    assert len(PassageIndex.load("~/index", Letters())) == len(passages())
+    saved = PassageIndex.build(passages(), Letters()).save("~/index")
+    assert saved == PassageIndex.load("~/index", Letters()).folder == home / "index"
 
 
 @pytest.mark.parametrize("name", [".", "/", ".."])

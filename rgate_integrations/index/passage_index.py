@@ -78,6 +78,10 @@ class PassageIndex:
 
     Raises:
         MissingDependencyError: FAISS is not installed.
+
+    Attributes:
+        folder: The folder from which it was loaded, or to which it was last saved; None without one. The index's
+            profile is cached there, see `rgate_integrations.corpus.indexed.profile_index`.
     """
 
     def __init__(self, embedder: Embedder | None = None) -> None:
@@ -86,6 +90,7 @@ class PassageIndex:
             import faiss
         self._faiss = faiss
         self.embedder: Embedder = embedder or SentenceEmbedder()
+        self.folder: Path | None = None
         self._state = _State.from_passages((), np.zeros((0, 0), np.float32))
         # Only writers take the lock. Readers take one reference to the state, which is immutable.
         self._lock = ForkSafeLock()
@@ -314,6 +319,7 @@ class PassageIndex:
             facts["checksum"] = checksum(facts, passages, vectors)
             tensors = {"passages": np.frombuffer(passages, np.uint8), "vectors": vectors}
             write_atomically(root / FILE, save(tensors, metadata=facts))
+        self.folder = root
         return root
 
     @classmethod
@@ -344,6 +350,7 @@ class PassageIndex:
                 hint=f"Build the index again: {_BUILD}",
             ) from error
         index = cls._from_state(embedder or SentenceEmbedder(name), state)
+        index.folder = path.parent
         if index.embedder.identity != identity:
             raise IndexMismatchError(
                 f"The index {str(folder)!r} was built with the embedder {name!r} ({identity}), not with "
