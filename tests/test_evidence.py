@@ -1,6 +1,7 @@
 """Evidence is computed once, shared, and fails one question at a time."""
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.base import ScoreSpec
 from rgate_integrations.gates.evidence import DraftSpec
-from rgate_integrations.gates.evidence.base import Context, Evidence, Sources
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, Sources
 from rgate_integrations.gates.papers.baselines import TokenProbabilityGate
 from rgate_integrations.gates.papers.verdicts import IKGate
 from tests.scripted_proxy import ScriptedProxy
@@ -73,6 +74,35 @@ def test_the_llm_writes_its_own_first_tokens(scripted):
     assert "llm.draft() returned 0 drafts for 1 questions" in silent.reason
     without = load_gate("ik", source="llm", proxy=scripted).decide("who?")
     assert (without.error.type, "llm=" in without.error.hint) == ("EvidenceError", True)
+
+
+@dataclass(frozen=True)
+class OwnDraft(EvidenceSpec[Draft]):
+    """A draft that a user gets from elsewhere."""
+
+    reads_draft: ClassVar = True
+
+    def compute(self, context):
+        return [Piece(request.draft) for request in context.requests]
+
+
+class OwnDraftGate(Gate):
+    """Knows what its draft answers."""
+
+    @property
+    def specs(self):
+        return (OwnDraft(),)
+
+    def score(self, evidence):
+        return Score(0.9, f"It says {evidence[OwnDraft()].text}")
+
+
+def test_a_draft_that_is_no_answer_is_not_judged_wherever_it_is_from():
+    refusal, answer = "I'm sorry, but I cannot help with that.", "Shakespeare."
+    requests = [Request(QUESTIONS[0], draft=text) for text in (refusal, answer)]
+    found = load_gate(OwnDraftGate()).decide_batch(requests)
+    assert [d.error and d.error.type for d in found] == ["NoAnswerError", None]
+    assert [d.retrieve for d in found] == [True, False]
 
 
 def test_a_model_that_cannot_be_loaded_is_tried_once_not_once_a_question():

@@ -20,6 +20,7 @@ from rgate_integrations.errors import (
     ModelLoadError,
     ServerError,
     UnknownNameError,
+    no_answer,
 )
 from rgate_integrations.models.base import Proxy
 
@@ -55,7 +56,8 @@ class EvidenceSpec(ABC, Generic[_T]):
     Attributes:
         reads_model: Whether a model reads the question, which is then truncated to a length that models can read.
         reads_history: Whether it depends on `Request.history`.
-        reads_draft: Whether the piece is a draft, the beginning of an answer.
+        reads_draft: Whether the piece is a draft, the beginning of an answer. If it is a `Draft` but no answer, such
+            as a refusal, a `NoAnswerError` replaces it.
     """
 
     reads_model: ClassVar[bool] = True
@@ -224,4 +226,12 @@ class Context:
                 return
             pieces = [error] * len(self.evidence)
         for evidence, piece in zip(self.evidence, pieces, strict=True):
-            evidence.pieces[spec] = piece
+            evidence.pieces[spec] = _check_draft(piece) if spec.reads_draft else piece
+
+
+def _check_draft(piece: Piece[Any] | Exception) -> Piece[Any] | Exception:
+    """Return a piece, or a `NoAnswerError` for a draft that is no answer: that says nothing about the LLM."""
+    draft = getattr(piece, "value", None)
+    if isinstance(draft, Draft) and draft.non_answer:
+        return no_answer(draft.non_answer, thinking=draft.is_cut_off)
+    return piece

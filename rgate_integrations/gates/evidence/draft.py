@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from rgate_integrations.decision import MAX_TOKEN_CHARACTERS, Cost, Draft, DraftSource
-from rgate_integrations.errors import EvidenceError, no_answer
+from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.models.proxies import language_model
 from rgate_integrations.prompts import ANSWER, PromptTemplate
@@ -36,11 +36,11 @@ class DraftSpec(EvidenceSpec[Draft]):
     prompt: PromptTemplate = ANSWER
     model: str = ""
 
-    def compute(self, context: Context) -> list[Piece[Draft] | Exception]:
-        """Return the caller's draft or a new one for each request; a `NoAnswerError` if it is not an answer."""
+    def compute(self, context: Context) -> list[Piece[Draft]]:
+        """Return the caller's draft or a new one for each request."""
         unwritten = [evidence for evidence in context.evidence if evidence.request.draft is None]
         written = iter(self._write(replace(context, evidence=unwritten)) if unwritten else ())
-        pieces: list[Piece[Draft] | Exception] = []
+        pieces = []
         for request in context.requests:
             cost = Cost()
             if request.draft is None:
@@ -48,11 +48,7 @@ class DraftSpec(EvidenceSpec[Draft]):
                 cost = generation_cost(draft)
             else:
                 draft = self._cut(request.draft, context)
-            draft = draft.head(self.tokens)  # an LLM may write more than requested
-            if draft.non_answer:  # it says nothing about the LLM's knowledge
-                pieces.append(no_answer(draft.non_answer, thinking=draft.is_cut_off))
-            else:
-                pieces.append(Piece(draft, cost))
+            pieces.append(Piece(draft.head(self.tokens), cost))  # an LLM may write more than requested
         return pieces
 
     def _cut(self, draft: Draft, context: Context) -> Draft:
