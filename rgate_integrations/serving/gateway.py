@@ -34,7 +34,7 @@ from rgate_integrations.runtime.flow import Call, Gather, Step, arun
 from rgate_integrations.runtime.text import encodable, redact
 from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError
 from rgate_integrations.serving.search_limits import LimitedSearch
-from rgate_integrations.serving.service import DecisionService
+from rgate_integrations.serving.service import DecisionService, QueueFullError
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, UpstreamAnswer, never_blocking
 from rgate_integrations.serving.wire import one_line, problem, route_label
 
@@ -206,7 +206,11 @@ class Gateway:
                 (routed,) = await arun(GatewayCall(self, llm_request).route())
                 decisions.append(routed.decision)
         except Exception as error:  # fail open: the upstream answers
-            self._log_failure("The gateway retrieves without a decision", error, llm_request)
+            # Under overload, masking a long history would take the time that is lacking.
+            if isinstance(error, QueueFullError):
+                self.service.metrics.errors.labels(type(error).__name__).inc()
+            else:
+                self._log_failure("The gateway retrieves without a decision", error, llm_request)
             return RoutedInput(outcome=fallback_decision(error, question=llm_request.turn.question))
         return routed
 
