@@ -205,6 +205,11 @@ def test_whatever_searches_is_searched(retriever):
     assert collect_passages(retriever, 1) == ["overview introduction"]
 
 
+def test_all_passages_of_a_search_count_even_if_it_finds_more_than_it_is_asked_for():
+    """Regression: of a LlamaIndex `SummaryIndex`, which always returns all of its nodes, only ten were read."""
+    assert len(collect_passages(lambda query: [f"Passage {number}." for number in range(30)], 2)) == 30
+
+
 @pytest.mark.parametrize("results", [None, "text", {"answer": "text"}, [3], [SimpleNamespace(text=None)]])
 def test_a_search_that_returns_no_passages_is_refused(results):
     with pytest.raises(ProfileError, match="TypeError"):

@@ -5,11 +5,14 @@ from types import SimpleNamespace
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core import Document as LlamaDocument
 from llama_index.core import VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.retrievers import BaseRetriever as LlamaBaseRetriever
+from llama_index.core.schema import NodeWithScore, TextNode
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import Passage
@@ -68,6 +71,33 @@ def test_it_finds_passages(make):
 def test_an_object_that_searches_batches_is_one_already():
     shelf = Shelf()
     assert as_retriever(shelf) is shelf
+
+
+class LangChainRetriever(BaseRetriever):
+    """A user's retriever, which calls its own method ``search``."""
+
+    def search(self, query):
+        return documents(query)
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return self.search(query)
+
+
+class LlamaRetriever(LlamaBaseRetriever):
+    """The same for LlamaIndex."""
+
+    def search(self, query, limit=2):
+        return [NodeWithScore(node=TextNode(text=text)) for text in TEXTS[:limit]]
+
+    def _retrieve(self, query_bundle):
+        return self.search(query_bundle.query_str)
+
+
+@pytest.mark.parametrize("make", [LangChainRetriever, LlamaRetriever])
+def test_a_frameworks_retriever_may_have_a_method_search_of_its_own(make):
+    """Regression: it was taken for the one that takes a list of queries."""
+    ((first, second),) = as_retriever(make()).search(["Where is Oulu?"], 2)
+    assert [first.passage.text, second.passage.text] == TEXTS[:2]
 
 
 @pytest.mark.parametrize("found", [None, "index", 7, str, object()])

@@ -123,8 +123,8 @@ class CorpusProfile:
 
         Args:
             retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
-                LlamaIndex, a `PassageIndex`, or a function from a query to texts. The best ten passages of each
-                search count; a retriever may find fewer.
+                LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores and indexes are asked for
+                ten passages a search; a retriever finds its own number.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds.

@@ -9,12 +9,12 @@ from typing import Any
 
 from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import ProfileError, first_line
-from rgate_integrations.index.adapters import as_retriever
+from rgate_integrations.index.adapters import SearchFunction, as_retriever
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.runtime.flow import Call, Start
 from rgate_integrations.runtime.segments import segments
 
-_TOP_K = 10  # maximum number of passages to read per search
+_TOP_K = 10  # passages per search, if the retriever lets us set it
 _FIRST_QUERIES = (
     "overview introduction",
     "how to get started",
@@ -98,8 +98,7 @@ def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[s
     Raises:
         ProfileError: The search failed, or its results have no text.
     """
-    search = Call(lambda: [hit.passage.searchable for hit in retriever.search([query], _TOP_K)[0]], None)
-    job: Any = Start(search).run().job
+    job: Any = Start(Call(_find_texts, None, retriever, query)).run().job
     wait([job], max(deadline - time.monotonic(), 0.0))
     if not job.done():
         return None
@@ -111,3 +110,10 @@ def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[s
         ) from error
     texts: list[str] = job.result()
     return texts
+
+
+def _find_texts(retriever: Retriever, query: str) -> list[str]:
+    """Return the texts of all passages that a search finds; a framework's retriever finds its own number."""
+    is_own = not isinstance(retriever, SearchFunction)
+    hits = retriever.search([query], _TOP_K)[0] if is_own else retriever.find(query, _TOP_K)
+    return [hit.passage.searchable for hit in hits]

@@ -19,25 +19,25 @@ from rgate_integrations.runtime.replies import get_field
 def as_retriever(source: Any) -> Retriever:
     """Return a `Retriever` that searches an object.
 
-    The object may be, tried in this order: a LangChain vector store, an object with ``search(queries, k)``, a
-    LlamaIndex retriever, a LlamaIndex index, a LangChain retriever or other runnable, or a function of a query, or of
-    a query and ``k``. A framework's retriever finds its own number of passages; at most ``k`` are kept.
+    The object may be, tried in this order: a LangChain vector store, a LlamaIndex retriever, a LangChain retriever or
+    other runnable, an object with ``search(queries, k)``, a LlamaIndex index, or a function of a query, or of a query
+    and ``k``. A framework's retriever finds its own number of passages; at most ``k`` are kept.
 
     Raises:
         ConfigurationError: The object is none of these.
     """
-    # Before `search`, which LangChain's stores have with another signature.
+    # Frameworks' objects come before `search`: stores, and users' retrievers, may have it with another signature.
     if _has(source, "similarity_search"):
         return SearchFunction(lambda query, k: source.similarity_search(query, k=k))
+    if _has(source, "retrieve"):
+        return SearchFunction(lambda query, _: source.retrieve(query))
+    if _has(source, "invoke"):
+        return SearchFunction(lambda query, _: source.invoke(query))
     if _has(source, "search"):
         retriever: Retriever = source
         return retriever
-    if _has(source, "retrieve"):
-        return SearchFunction(lambda query, _: source.retrieve(query))
     if _has(source, "as_retriever"):
         return SearchFunction(lambda query, k: source.as_retriever(similarity_top_k=k).retrieve(query))
-    if _has(source, "invoke"):
-        return SearchFunction(lambda query, _: source.invoke(query))
     # Last, because runnables and stores may be callable, too. A class is a mistake: its instance was meant.
     if callable(source) and not isinstance(source, type):
         return SearchFunction(lambda query, k: source(query, k) if _takes_k(source) else source(query))
@@ -62,20 +62,20 @@ class SearchFunction:
     function: Callable[[str, int], Iterable[Any]]
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Return the best passages for each query.
+        """Return the best ``k`` passages for each query; raises the errors of `find`."""
+        return [self.find(query, k)[:k] for query in queries]
+
+    def find(self, query: str, k: int) -> list[Hit]:
+        """Return what the function finds, which may be more than ``k`` passages.
 
         Raises:
             TypeError: The function returned no list, or a result without text.
         """
-        hits = []
-        for query in queries:
-            results = self.function(query, k)
-            # A string or a mapping may be a chain's answer.
-            if not isinstance(results, Iterable) or isinstance(results, str | Mapping):
-                raise TypeError(f"The search returned a {type(results).__name__}, not a list of passages.")
-            # Some retrievers return a fixed number of results, so we cut the list here.
-            hits.append([as_hit(result, query) for result in results][:k])
-        return hits
+        results = self.function(query, k)
+        # A string or a mapping may be a chain's answer.
+        if not isinstance(results, Iterable) or isinstance(results, str | Mapping):
+            raise TypeError(f"The search returned a {type(results).__name__}, not a list of passages.")
+        return [as_hit(result, query) for result in results]
 
 
 def as_hit(result: Any, query: str) -> Hit:
