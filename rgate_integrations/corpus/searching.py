@@ -114,6 +114,8 @@ def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[s
 
 def _find_texts(retriever: Retriever, query: str) -> list[str]:
     """Return the texts of all passages that a search finds; a framework's retriever finds its own number."""
-    is_own = not isinstance(retriever, SearchFunction)
-    hits = retriever.search([query], _TOP_K)[0] if is_own else retriever.find(query, _TOP_K)
+    if isinstance(retriever, SearchFunction):
+        hits = retriever.find(query, _TOP_K)
+    else:
+        hits = retriever.search([query], _TOP_K)[0]
     return [hit.passage.searchable for hit in hits]
