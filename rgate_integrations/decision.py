@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,10 @@ def valid_threshold(threshold: object) -> float:
     """Return a threshold as a float; raise a `ConfigurationError` unless it is finite and at least 0."""
     number = to_float(threshold)
     if number is None or not 0 <= number < math.inf:
-        raise ConfigurationError(f"A threshold must be a finite number of at least 0, not {threshold!r}.")
+        # Abbreviated, because a server's client may send a long text.
+        raise ConfigurationError(
+            f"A threshold must be a finite number of at least 0, not {reprlib.repr(threshold)}."
+        )
     return number
 
 
@@ -34,7 +38,9 @@ def valid_timeout(timeout: object) -> float | None:
     """
     number = math.inf if timeout is None else to_float(timeout)
     if number is None or not number > 0:  # also rejects NaN
-        raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {timeout!r}.")
+        raise ConfigurationError(
+            f"A timeout must be a number of seconds above 0, not {reprlib.repr(timeout)}."
+        )
     return None if timeout is None else min(number, threading.TIMEOUT_MAX)
 
 
@@ -301,7 +307,7 @@ class Request:
             raise EvidenceError(f"metadata must be a mapping, not {type(metadata).__name__}.")
         popularity = to_float(self.popularity)
         if popularity is None and self.popularity is not None:
-            raise EvidenceError(f"popularity must be a number, not {self.popularity!r}.")
+            raise EvidenceError(f"popularity must be a number, not {reprlib.repr(self.popularity)}.")
         checked = {
             "question": _valid_question(self.question),
             "history": _valid_history(self.history),

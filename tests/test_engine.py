@@ -110,14 +110,17 @@ class OnlyQuestions:
     [
         *(
             ("threshold", value, ConfigurationError, "threshold must be a finite number of at least 0")
-            for value in (math.nan, -0.1, math.inf, "high", True, 10**400)
+            for value in (math.nan, -0.1, math.inf, "high", True, Unprintable(), 10**400)
         ),
         *(
             ("timeout", value, ConfigurationError, "timeout must be a number of seconds above 0")
-            for value in (math.nan, 0, -1, "soon")
+            for value in (math.nan, 0, -1, "soon", Unprintable())
         ),
         *(("draft", value, EvidenceError, "draft must be") for value in (5, Unprintable())),
-        *(("popularity", value, EvidenceError, "must be a number") for value in ("much", 10**400)),
+        *(
+            ("popularity", value, EvidenceError, "must be a number")
+            for value in ("much", Unprintable(), 10**400)
+        ),
         ("metadata", "a text", EvidenceError, "must be a mapping"),
         *(
             ("history", value, EvidenceError, "list of strings")

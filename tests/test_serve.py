@@ -178,6 +178,7 @@ def test_a_body_that_is_no_json_object_is_told_what_to_send(url, body, kind):
         (b'{"questions": ["who?"], "more": 1}', 422),
         (b'{"questions": ["who?"], "llm": "../../etc\\n"}', 422),
         (b'{"questions": [{"question": "who?", "threshold": NaN}]}', 422),
+        (b'{"questions": [{"question": "who?", "threshold": "' + b"x" * 100_000 + b'"}]}', 422),
         (b"[" * 100_000, 422),
         (b'{"questions": [' + b",".join([b'"known"'] * 10_000) + b"]}", 422),
         (b'{"questions": ["' + b"x" * (17 << 20) + b'"]}', 413),
@@ -192,6 +193,7 @@ def test_a_body_that_is_no_json_object_is_told_what_to_send(url, body, kind):
         "field",
         "path",
         "nan",
+        "long",
         "deep",
         "10,000",
         "17MiB",
@@ -202,6 +204,7 @@ def test_what_is_malformed_or_too_much_gets_its_status_and_the_server_goes_on(ur
     response = post(url, "/v1/decide", body)
     assert response.status_code == status
     assert response.json()["error"]["message"]
+    assert len(response.content) < 1_000, "what was sent is not sent back"
     assert len(words.asked) == before
     assert decide(url, "known")
 
