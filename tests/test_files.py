@@ -231,6 +231,19 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path):
         assert file.read() == ONE + b'{"n": 3}\n'
 
 
+def test_a_log_goes_on_without_its_folder_or_says_so(tmp_path):
+    """Regression: after a rotation that moved the folder, each append raised a `FileNotFoundError`."""
+    path = tmp_path / "logs" / "log.jsonl"
+    log = JsonlLog(path)
+    path.parent.rename(tmp_path / "old")
+    log.append([{"n": 1}])
+    assert log.values() == [{"n": 1}]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(WriteError, match=r"log\.jsonl' could not be written"):
+        log.append([{"n": 2}])
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "pipe"])
 def test_a_device_or_a_pipe_is_no_log(tmp_path, path):

@@ -285,11 +285,11 @@ class JsonlLog:
 
     If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. A complete last
     line is kept, even without its line feed. Opening and reading never change the file, because it may have been
-    named by mistake. Two runs that append at the same time need a lock, see `locked`.
+    named by mistake. Processes take turns to append, so that none cuts off another's unfinished line.
 
     Args:
-        path: The file; it and its folder are created if missing. Only the owner may read a new file, because
-            it contains questions.
+        path: The file; it and its folder are created whenever they are missing. Only the owner may read a new
+            file, because it contains questions.
         keys: Keys that every object has; a file whose last object lacks one is rejected.
 
     Raises:
@@ -300,12 +300,8 @@ class JsonlLog:
     def __init__(self, path: str | Path, keys: Collection[str] = ()) -> None:
         self.path = expand(path)
         self._keys = frozenset(keys)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._open() as file:  # raises now if the file cannot be written
-                self._check_end(file)
-        except OSError as error:
-            raise _write_error(self.path, error) from error
+        with self._open() as file:  # raises now if the file cannot be written
+            self._check_end(file)
 
     def values(self) -> list[Any]:
         """Return the values of all runs, in order.
@@ -328,6 +324,10 @@ class JsonlLog:
         """
         lines = "".join(json_line(value) for value in values).encode()
         with self._open() as file:
+            with suppress(ImportError, OSError):  # Windows and some file systems have no such locks
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - 1, 0))
             # The process was killed, or an editor dropped the last line feed.
@@ -348,8 +348,11 @@ class JsonlLog:
 
     def _open(self) -> FileIO:
         """Open the file for appending, and for reading its end."""
-        # Unbuffered, so that all lines go out in one write and lines of another process cannot come between them.
-        return open(self.path, "a+b", buffering=0, opener=_open_private)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return open(self.path, "a+b", buffering=0, opener=_open_private)  # unbuffered, so in one write
+        except OSError as error:
+            raise _write_error(self.path, error) from error
 
     def _check_end(self, file: FileIO, lines: bytes | None = None) -> int:
         """Return the length in bytes of an incomplete line at the end; 0 if the last line is complete.
