@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from unittest.mock import patch
 import pytest
 from typer.testing import CliRunner
 
+from rgate_integrations import load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import (
     ChecksumError,
@@ -32,6 +34,7 @@ from rgate_integrations.models.download import (
     cached_path,
     corpus_path,
     download,
+    fetch_path,
     resolve_model,
 )
 from rgate_integrations.runtime.files import write_atomically, write_folder
@@ -257,6 +260,33 @@ def test_a_cache_that_cannot_be_written(corpus, cache):
         download("test-leads")
     assert "RGATE_CACHE" in caught.value.hint
     assert cache.read_text() == "a file where the folder should be"
+
+
+def test_what_this_user_may_not_read_is_not_called_missing(corpus, cache, monkeypatch):
+    """Regression: a container without rights to its models was told to download what it had."""
+
+    def refuse(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    download("test-leads")
+    monkeypatch.setenv("RGATE_OFFLINE", "1")
+    monkeypatch.setattr("rgate_integrations.models.download.read_file", refuse)
+    for look in (cached_path, download, partial(fetch_path, what="corpus")):
+        with pytest.raises(ModelLoadError, match="this user may not read") as caught:
+            look("test-leads")
+        assert "RGATE_CACHE" in caught.value.hint
+    assert "this user may not read" in CliRunner().invoke(app, ["doctor"]).stdout
+
+
+@pytest.mark.parametrize("folder", ["", "~/models"])
+def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch, folder):
+    """Regression: a container whose user has no entry in the list of users ended with a traceback."""
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without HOME and such an entry
+    monkeypatch.setenv("RGATE_CACHE", folder)
+    decision = load_gate().decide("Who wrote Hamlet?")
+    assert (decision.retrieve, decision.error.type) == (True, "ConfigurationError")
+    assert "RGATE_CACHE" in decision.error.hint
+    assert "no home folder" in str(CliRunner().invoke(app, ["doctor"]).exception)
 
 
 @pytest.mark.slow

@@ -67,17 +67,17 @@ def _examine() -> Iterator[tuple[str, str, str]]:
     else:
         yield "cache", f"{root} cannot be written to", "set RGATE_CACHE to another folder"
     for name, item in CATALOGUE.items():
-        cached = cached_path(name)
         state, remedy = "downloaded", ""
-        if cached is None:
-            first_use = find_download_obstacle() or f"first use fetches it ({item.size})"
-            state, remedy = f"not downloaded; {first_use}", f"rgate download {name}"
-        elif name in self_testing:
-            try:
+        try:
+            cached = cached_path(name)
+            if cached is None:
+                first_use = find_download_obstacle() or f"first use fetches it ({item.size})"
+                state, remedy = f"not downloaded; {first_use}", f"rgate download {name}"
+            elif name in self_testing:
                 self_testing[name](cached)
                 state = "downloaded, self-test passed"
-            except ModelLoadError as error:
-                state, remedy = error.message, error.hint
+        except ModelLoadError as error:
+            state, remedy = error.message, error.hint
         yield name, state, remedy
 
 

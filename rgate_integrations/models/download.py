@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from rgate_integrations.errors import DownloadError, ModelLoadError, unknown_name
+from rgate_integrations.errors import ConfigurationError, DownloadError, ModelLoadError, unknown_name
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.encoder_file import adapter_digest, make_encoder
@@ -48,12 +48,20 @@ _failures: dict[str, tuple[float, Exception]] = {}  # by name, each with the tim
 
 
 def cache_dir() -> Path:
-    """Return the cache folder: the environment variable ``RGATE_CACHE``, or else the platform's cache folder."""
-    if folder := os.environ.get("RGATE_CACHE"):
-        return Path(folder).expanduser()
+    """Return the cache folder: the environment variable ``RGATE_CACHE``, or else the platform's cache folder.
+
+    Raises:
+        ConfigurationError: The user has no home folder, in which that folder would be.
+    """
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("rgate"))
+    try:
+        return Path(os.environ.get("RGATE_CACHE") or platformdirs.user_cache_dir("rgate")).expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "There is no folder for models, because this user has no home folder.",
+            hint="Set RGATE_CACHE to the full path of a folder.",
+        ) from error
 
 
 def cached_path(name: str) -> Path | None:
@@ -61,6 +69,10 @@ def cached_path(name: str) -> Path | None:
 
     Only file sizes are compared, and for the encoder the hash of its adapter (see `_revision`), which costs a few
     file look-ups; checksums were compared when it was downloaded.
+
+    Raises:
+        ConfigurationError: The user has no home folder; see `cache_dir`.
+        ModelLoadError: This user may not read it.
     """
     path = cache_dir() / name
     try:
@@ -68,6 +80,11 @@ def cached_path(name: str) -> Path | None:
         sizes = manifest.get("files", {})
         has_files = all((path / file).stat().st_size == size for file, size in sizes.items())
         return path if has_files and manifest.get("revision", "") == _revision(entry(name)) else None
+    except PermissionError as error:
+        raise ModelLoadError(
+            f"{name!r} is in a cache that this user may not read: {str(path)!r}.",
+            hint="Check its permissions, or set RGATE_CACHE to another folder.",
+        ) from error
     except (OSError, ValueError, AttributeError):  # missing, not JSON, or not an object
         return None
 
@@ -84,8 +101,8 @@ def fetch_path(name: str, what: str) -> Path:
 
     Raises:
         ModelLoadError: It is not in the cache and may not be downloaded: a variable such as ``RGATE_OFFLINE=1`` is
-            set (all are in `rgate_integrations.models.first_use.OFFLINE`), or this process is a server. The hint is
-            the command that downloads it.
+            set (all are in `rgate_integrations.models.first_use.OFFLINE`), or this process is a server; the hint is
+            the command that downloads it. Or this user may not read it.
         DownloadError: The download failed now, or less than 5 minutes ago.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
@@ -140,6 +157,7 @@ def download(name: str, *, source: Source | None = None) -> Path:
         DownloadError: No network, no disk space, no permission, the source lacks the entry, or a file could
             not be converted; the cache is unchanged.
         ChecksumError: A file does not match its pinned checksum; the cache is unchanged.
+        ModelLoadError: The entry is in the cache, and this user may not read it.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
     item, final = entry(name), cache_dir() / name
