@@ -285,13 +285,17 @@ def test_what_the_upstream_refuses_is_refused_in_its_words(answer_first, questio
 
 @pytest.mark.parametrize("answer_first", [False, FIRST_TOKENS])
 @pytest.mark.parametrize("path", ["chat/completions", "audio"])
-def test_an_upstream_that_is_down_is_a_bad_gateway(answer_first, path):
+def test_an_upstream_that_is_down_is_a_bad_gateway(answer_first, path, caplog):
+    """Regression: neither the log nor the metrics said so."""
     body = {"messages": [{"role": "user", "content": "known"}], "stream": True}
     with serving_gateway(Unsure(), "http://127.0.0.1:9/v1", key=TOKEN, answer_first=answer_first) as url:
         response = CLIENT.post(f"{url}/v1/{path}", json=body)
+        metrics = CLIENT.get(f"{url}/metrics").text
     assert response.status_code == 502
     assert response.json()["error"]["type"] == "UpstreamError"
-    assert TOKEN not in response.text
+    assert caplog.text.count("The upstream server failed: ConnectError") == 1
+    assert 'rgate_errors_total{type="ConnectError"}' in metrics
+    assert TOKEN not in response.text + caplog.text
 
 
 @pytest.mark.parametrize(("key", "sent"), [("sk-own", "Bearer sk-own"), (None, None)])

@@ -414,6 +414,16 @@ def test_a_length_beside_chunks_does_not_hang_the_client():
     assert (answer.status_code, answer.content) == (200, b"ok")
 
 
+def test_an_answer_that_breaks_off_breaks_off_for_the_client_and_the_log_says_whose_it_was(caplog):
+    half = b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nhalf"
+    with raw_upstream(half) as (behind, _), serving_gateway(Words(), behind) as url:
+        with pytest.raises(httpx.RemoteProtocolError):
+            CLIENT.get(f"{url}/v1/models")
+        metrics = CLIENT.get(f"{url}/metrics").text
+    assert "The upstream server failed: RemoteProtocolError" in caplog.text
+    assert 'rgate_errors_total{type="RemoteProtocolError"} 1.0' in metrics
+
+
 @pytest.mark.parametrize("status", [999, 600, 101])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
 def test_a_status_that_no_client_knows_is_a_bad_gateway(status, path):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
+import httpx
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -141,6 +142,14 @@ class DecisionRoutes:
             return problem(529, kind, error.message, error.hint, headers={"retry-after": "1"})
         if isinstance(error, RGateError):
             return problem(422, kind, error.message, error.hint)
+        if isinstance(error, httpx.HTTPError):  # its message may contain the key
+            _log.error("The upstream server failed: %s", kind)
+            return problem(
+                502,
+                "UpstreamError",
+                f"The request to the upstream server failed ({kind}).",
+                "Check the server of --upstream and its log.",
+            )
         # The message is left out: it may quote the question or a secret.
         return problem(500, "InternalError", "The server failed; its log says why.")
 

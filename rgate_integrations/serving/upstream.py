@@ -159,7 +159,11 @@ class Upstream:
     async def forward(
         self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Forward a request; return the response with the gateway's headers, or an error response (400 or 502)."""
+        """Forward a request; return the response with the gateway's headers, or an error response (400).
+
+        Raises:
+            httpx.HTTPError: The server cannot be reached, or its response has an invalid status.
+        """
         try:
             response = await self.send(request, body)
         except httpx.InvalidURL:
@@ -168,14 +172,6 @@ class Upstream:
                 "InvalidTarget",
                 "The request's target is not a path below the upstream's URL.",
                 "Send a path that begins with / and has no segments . or ..",
-            )
-        except httpx.HTTPError as error:
-            # The error's message is left out: it may contain the key.
-            return problem(
-                502,
-                "UpstreamError",
-                f"The request to the upstream server failed ({type(error).__name__}).",
-                "Check the server of --upstream and its log.",
             )
         return Relay(response, _read_chunks(response), own_headers or {})
 
