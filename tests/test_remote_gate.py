@@ -204,6 +204,25 @@ def test_a_url_that_no_server_can_have_is_refused_where_it_is_given():
     assert load_gate("http://127.0.0.1:65535").gate.url
 
 
+@pytest.mark.parametrize("address", ["localhost:8377", "127.0.0.1:8377/rgate", "ftp://localhost"])
+def test_an_address_without_its_scheme_is_no_name_of_a_gate(address):
+    """Regression: the hint of ``"localhost:8377"`` listed the names of gates."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_gate(address)
+    assert "http://localhost" in caught.value.hint
+
+
+def test_the_scheme_of_a_url_may_be_in_capitals(url):
+    assert not load_gate(url.replace("http", "HTTP")).decide("known").retrieve
+
+
+@pytest.mark.parametrize(("status", "remedy"), [(401, "token"), (529, "--queue"), (500, "log")])
+def test_the_hint_is_about_what_the_server_refused(status, remedy):
+    """Regression: the hint for a full queue was to check the URL and the server's log, where nothing was."""
+    with answering(status, b"") as (url, _):
+        assert remedy in load_gate(url).decide("known").error.hint
+
+
 def test_a_gate_on_a_server_is_not_calibrated(words, url, tmp_path):
     """Regression: the gate that came out could be saved, but not loaded."""
     data = write(

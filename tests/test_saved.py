@@ -179,7 +179,7 @@ def test_a_gate_is_saved_by_its_parameters(tmp_path):
         load_gate(str(folder))
 
 
-@pytest.mark.parametrize("name", ["tuned", "ik", "ik:2", "mine", "gates/tuned"])
+@pytest.mark.parametrize("name", ["tuned", "ik", "ik:2", "mine", "mine:2", "gates/tuned"])
 def test_a_folder_that_is_named_like_a_gate_is_loaded_by_the_name_that_is_printed(
     tmp_path, monkeypatch, name
 ):

@@ -78,10 +78,13 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         ModelLoadError: A saved gate or measured ability cannot be read, or a saved gate was trained with
             other prompts or asks a server.
     """
-    if name.startswith(("http://", "https://")):
-        read_credentials(name, None)  # raises now rather than at the first decision
-        name = f"remote:{name}"
     kind, _, argument = name.partition(":")
+    # A host with a port is taken for a URL, too: the error about it shows that the scheme is missing.
+    if argument.startswith("//") or (
+        kind not in _GATES and argument.partition("/")[0].isdigit() and not os.path.isdir(find_folder(name))
+    ):
+        read_credentials(name, None)  # raises now rather than at the first decision
+        kind, argument = "remote", name
     # Gates' names take precedence over a folder named, say, "tuned"; `gate_argument` puts "./" before such a folder.
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(find_folder(name))):
         return _load_saved(name, parameters)

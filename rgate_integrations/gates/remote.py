@@ -23,6 +23,10 @@ TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name, not a token
 
 _READY_TIMEOUT = 0.25  # seconds; questions must not wait long for a server that has just failed
 _MAX_QUOTED = 300  # maximum characters of a server's answer to quote in an error
+_HINTS = {
+    401: f"Pass the server's token, or set {TOKEN}.",
+    529: "Add servers, or raise the server's --queue.",
+}
 _ANSWER = TypeAdapter(dict[str, list[Decision]])
 _LOGIN = re.compile("//.*@")
 # The fields to send: not metadata, which only the client's rules read, nor threshold and timeout, which the client
@@ -180,9 +184,7 @@ class DecisionClient:
             words = self._credentials.redact(answer.text)[:_MAX_QUOTED]
             raise ServerError(
                 f"The decision server at {self.url} answered {answer.status}: {words}",
-                hint=f"Set {TOKEN} to the server's token, or pass load_gate(url, token=...)."
-                if answer.status == 401
-                else "Check the URL and the server's log.",
+                hint=_HINTS.get(answer.status, "Check the URL and the server's log."),
             )
         try:
             decisions = _ANSWER.validate_json(answer.content)["decisions"]
