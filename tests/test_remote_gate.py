@@ -201,7 +201,18 @@ def test_a_url_that_no_server_can_have_is_refused_where_it_is_given():
     for url in ("http://127.0.0.1:65536", "http://127.0.0.1:8377/?a=b"):
         with pytest.raises(ConfigurationError, match=r"URL is invalid.*a port up to 65535"):
             load_gate(url)
+        with pytest.raises(ConfigurationError, match="URL is invalid"):
+            load_gate("remote", url=url)
     assert load_gate("http://127.0.0.1:65535").gate.url
+
+
+def test_a_token_that_no_header_can_have_is_refused_where_it_is_given(monkeypatch):
+    """Regression: each decision failed, and so retrieved."""
+    with pytest.raises(ConfigurationError, match="printable ASCII"):
+        load_gate("http://127.0.0.1:8377", token="s€cret")  # noqa: S106
+    monkeypatch.setenv("RGATE_TOKEN", "s3cret")
+    with pytest.raises(ConfigurationError, match="both a key and a login"):
+        load_gate("http://ann:p4ss@127.0.0.1:8377")
 
 
 @pytest.mark.parametrize("address", ["localhost:8377", "127.0.0.1:8377/rgate", "ftp://localhost"])

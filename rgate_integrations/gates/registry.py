@@ -23,7 +23,6 @@ from rgate_integrations.gates.folder import (
     unreadable,
 )
 from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
-from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import find_folder
 
 _GATES = {
@@ -83,7 +82,6 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     if argument.startswith("//") or (
         kind not in _GATES and argument.partition("/")[0].isdigit() and not os.path.isdir(find_folder(name))
     ):
-        read_credentials(name, None)  # raises now rather than at the first decision
         kind, argument = "remote", name
     # Gates' names take precedence over a folder named, say, "tuned"; `gate_argument` puts "./" before such a folder.
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(find_folder(name))):

@@ -58,6 +58,10 @@ class RemoteGate(NamedLLMGate):
     token: SecretStr | None = Field(default=None, exclude=True, repr=False)
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
+    def model_post_init(self, _: Any) -> None:
+        """Raise now rather than at the first decision if the URL or the token is invalid."""
+        read_credentials(self.url, self.token or os.environ.get(TOKEN))
+
     def answer_gate(self) -> Gate:
         """Return this gate: the server judges the partial answer if its gate can, or else the question."""
         return self

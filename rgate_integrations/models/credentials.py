@@ -66,7 +66,7 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     key = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key or ""
     if not (isinstance(key, str) and key.strip().isascii() and key.strip().isprintable()):
         raise ConfigurationError(
-            "The API key must be printable ASCII text.",
+            "The token or API key must be printable ASCII text.",
             hint="Copy it again, without extra characters such as a second line or a byte order mark.",
         )
     key = key.strip()
