@@ -1,6 +1,8 @@
 """Saved indexes that were damaged or made up: typed errors only, never an index that is silently wrong."""
 
+import errno
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,6 +87,19 @@ def test_what_cannot_be_an_index_is_refused(root, wrong):
 def test_a_file_of_another_kind_is_refused(root, content):
     (root / FILE).write_bytes(content)
     assert_refused(root)
+
+
+@pytest.mark.parametrize("step", ["is_file", "open"])
+def test_an_index_that_this_user_may_not_read_is_called_neither_missing_nor_damaged(root, monkeypatch, step):
+    """Regression: the gateway ended with a traceback, or with a file that was not found."""
+
+    def refuse(path, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, step, refuse)
+    with pytest.raises(IndexCorruptError, match="Permission denied") as caught:
+        PassageIndex.load(root, Letters())
+    assert "permissions" in caught.value.hint
 
 
 def test_another_format_is_to_be_built_again(root):

@@ -338,16 +338,17 @@ class PassageIndex:
             MissingDependencyError: FAISS is not installed.
         """
         path = expand(folder) / FILE
-        if not path.is_file():
-            raise IndexNotFoundError(f"{str(folder)!r} contains no index.", hint=f"Build one: {_BUILD}")
         try:
+            if not path.is_file():
+                raise IndexNotFoundError(f"{str(folder)!r} contains no index.", hint=f"Build one: {_BUILD}")
+            path.open("rb").close()  # safetensors calls a file missing that this user may not read
             name, identity, state = _read(path)
-        except IndexMismatchError:
+        except (IndexNotFoundError, IndexMismatchError):
             raise
         except Exception as error:  # the file may hold anything, so anything may be raised
             raise IndexCorruptError(
                 f"The index {str(path)!r} cannot be read: {first_line(error)}",
-                hint=f"Build the index again: {_BUILD}",
+                hint=f"Check its permissions, or build the index again: {_BUILD}",
             ) from error
         index = cls._from_state(embedder or SentenceEmbedder(name), state)
         index.folder = path.parent
