@@ -374,7 +374,7 @@ def test_metrics_count_outcomes_and_the_log_has_no_questions(words, caplog):
     assert 'rgate_decisions_total{gate="",kind="",outcome="retrieve"} 2.0' in text
     assert 'rgate_decisions_total{gate="",kind="",outcome="direct"} 1.0' in text
     assert "rgate_decision_seconds_count 1.0" in text
-    assert "3 questions, 2 to retrieve" in caplog.text
+    assert "questions: 3, to retrieve: 2, " in caplog.text
     assert "secret" not in caplog.text
 
 

@@ -202,7 +202,7 @@ class DecisionService:
         seconds = time.perf_counter() - start
         self.metrics.count(decisions, seconds)
         retrieving = sum(decision.retrieve for decision in decisions)
-        _log.info("%d questions, %d to retrieve, %.0f ms", questions, retrieving, seconds * 1e3)
+        _log.info("questions: %d, to retrieve: %d, %.0f ms", questions, retrieving, seconds * 1e3)
 
 
 def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]:
