@@ -11,7 +11,9 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.routing import Mount
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.serving.app import make_app
@@ -412,6 +414,17 @@ def test_a_length_beside_chunks_does_not_hang_the_client():
     with raw_upstream(both) as (behind, _), serving_gateway(Words(), behind) as url:
         answer = CLIENT.get(f"{url}/v1/models")
     assert (answer.status_code, answer.content) == (200, b"ok")
+
+
+def test_the_prefix_of_a_mounted_gateway_does_not_reach_the_upstream():
+    upstream, service = ScriptedUpstream(), DecisionService(Words())
+    with listening(upstream.app) as behind:
+        app = make_app(service, Gateway(service, Upstream(behind)))
+        with listening(Starlette(routes=[Mount("/gate", app)])) as url:
+            CLIENT.get(f"{url}/gate/v1/models?a=%2Fb")
+            assert CLIENT.get(f"{url}/gate/..%2Fx").status_code == 400
+    ((_, target, _),) = upstream.requests
+    assert target == f"{behind}/v1/models?a=%2Fb"
 
 
 def test_an_answer_that_breaks_off_breaks_off_for_the_client_and_the_log_says_whose_it_was(caplog):

@@ -15,13 +15,13 @@ from unittest.mock import patch
 import httpx
 import pytest
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.ability import Ability, save_measured
 from rgate_integrations.serving.app import make_app
-from rgate_integrations.serving.server import make_server
+from rgate_integrations.serving.server import make_server, protect
 from rgate_integrations.serving.service import DecisionService
 from tests.commands import rgate
 from tests.http_servers import Blocking, Broken, Words, listening, serving_gate
@@ -228,6 +228,15 @@ def test_who_has_no_token_is_refused_and_health_needs_none(words):
         assert CLIENT.get(f"{url}/metrics").status_code == 401
         assert post(url, "/v1/decide", body, authorization=f"Bearer {TOKEN}").status_code == 200
         assert CLIENT.get(f"{url}/health").status_code == 200
+
+
+def test_the_probes_need_no_token_below_a_prefix_either():
+    app = protect(make_app(DecisionService(Words())), token="s3cret")  # noqa: S106
+    with listening(Starlette(routes=[Mount("/gate", app)])) as url:
+        statuses = [
+            CLIENT.get(url + path).status_code for path in ("/gate/health", "/gate/metrics", "/health")
+        ]
+    assert statuses == [200, 401, 404]
 
 
 def test_web_pages_under_another_name_of_this_machine_need_a_token(url):

@@ -24,7 +24,7 @@ TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name, not a token
 _READY_TIMEOUT = 0.25  # seconds; questions must not wait long for a server that has just failed
 _MAX_QUOTED = 300  # maximum characters of a server's answer to quote in an error
 _HINTS = {
-    401: f"Pass the server's token, or set {TOKEN}.",
+    401: f"Set {TOKEN} to the server's token, or pass load_gate(url, token=...).",
     529: "Add servers, or raise the server's --queue.",
 }
 _ANSWER = TypeAdapter(dict[str, list[Decision]])

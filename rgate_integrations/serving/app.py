@@ -177,7 +177,8 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
     """Return the application of the decision server, with a gateway if there is one.
 
     It has no access control: run it with `rgate_integrations.serving.server.make_server`. Once this
-    is called, the process downloads no models on first use: run ``rgate download`` beforehand.
+    is called, the process downloads no models on first use: run ``rgate download`` beforehand. Mounted in another
+    application, it only becomes ready if that one runs its lifespan.
 
     Args:
         service: Makes the decisions.

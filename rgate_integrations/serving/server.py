@@ -204,7 +204,9 @@ class Guard:
                 "Web pages of other origins may not send requests to this server.",
                 "Allow the origin: allow_origins= (rgate serve --allow-origin).",
             )
-        is_open = request.method in ("GET", "HEAD") and request.scope["path"] in _OPEN
+        # The root path is the prefix of a mounted application.
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        is_open = request.method in ("GET", "HEAD") and path in _OPEN
         authorization = request.headers.get("authorization", "").encode("latin-1")
         # In constant time, which does not reveal how much of a guessed token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):

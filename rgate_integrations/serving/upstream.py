@@ -181,7 +181,8 @@ class Upstream:
         Raises:
             httpx.InvalidURL: The target is not a path, or has dot segments.
         """
-        path: bytes = request.scope["raw_path"]
+        # Without the prefix of a mounted application, which the upstream does not know.
+        path: bytes = request.scope["raw_path"].removeprefix(request.scope.get("root_path", "").encode())
         decoded = unquote(path.decode("latin-1"))
         if not path.startswith(b"/") or _DOT_SEGMENT.search(decoded):
             raise httpx.InvalidURL("The target is outside the base URL.")
