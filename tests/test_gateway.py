@@ -293,7 +293,7 @@ def test_an_upstream_that_is_down_is_a_bad_gateway(answer_first, path, caplog):
         metrics = CLIENT.get(f"{url}/metrics").text
     assert response.status_code == 502
     assert response.json()["error"]["type"] == "UpstreamError"
-    assert caplog.text.count("The upstream server failed: ConnectError") == 1
+    assert caplog.text.count("The upstream server failed: ConnectError: All connection attempts failed") == 1
     assert 'rgate_errors_total{type="ConnectError"}' in metrics
     assert TOKEN not in response.text + caplog.text
 

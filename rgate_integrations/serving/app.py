@@ -142,8 +142,9 @@ class DecisionRoutes:
             return problem(529, kind, error.message, error.hint, headers={"retry-after": "1"})
         if isinstance(error, RGateError):
             return problem(422, kind, error.message, error.hint)
-        if isinstance(error, httpx.HTTPError):  # its message may contain the key
-            _log.error("The upstream server failed: %s", kind)
+        if isinstance(error, httpx.HTTPError):
+            # Its message may contain the key.
+            _log.error("The upstream server failed: %s: %s", kind, redact(error, *request.headers.values()))
             return problem(
                 502,
                 "UpstreamError",
