@@ -227,6 +227,22 @@ def test_the_scheme_of_a_url_may_be_in_capitals(url):
     assert not load_gate(url.replace("http", "HTTP")).decide("known").retrieve
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"error": {"message": "The \\"queue\\" is full.", "hint": "Wait."}}', 'The "queue" is full.'),
+        (b'{"error": "full"}', '{"error": "full"}'),
+        (b"[7]", "[7]"),
+        (b"<b>bad gateway</b>", "<b>bad gateway</b>"),
+    ],
+)
+def test_a_refusal_is_quoted_in_the_servers_words(body, words):
+    """Regression: each reason and each line of the log had the JSON of the answer."""
+    with answering(529, body) as (url, _):
+        message = load_gate(url).decide("known").error.message
+    assert message == f"The decision server at {url} answered 529: {words}"
+
+
 @pytest.mark.parametrize(("status", "remedy"), [(401, "token"), (529, "--queue"), (500, "log")])
 def test_the_hint_is_about_what_the_server_refused(status, remedy):
     """Regression: the hint for a full queue was to check the URL and the server's log, where nothing was."""

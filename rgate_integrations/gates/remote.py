@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_jsonable_python
 
 from rgate_integrations.decision import Decision, Override
 from rgate_integrations.errors import EvidenceError, ServerError
@@ -23,12 +23,7 @@ TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name, not a token
 
 _READY_TIMEOUT = 0.25  # seconds; questions must not wait long for a server that has just failed
 _MAX_QUOTED = 300  # maximum characters of a server's answer to quote in an error
-_HINTS = {
-    401: f"Set {TOKEN} to the server's token, or pass load_gate(url, token=...).",
-    529: "Add servers, or raise the server's --queue.",
-}
 _ANSWER = TypeAdapter(dict[str, list[Decision]])
-_LOGIN = re.compile("//.*@")
 # The fields to send: not metadata, which only the client's rules read, nor threshold and timeout, which the client
 # applies.
 _SENT = {"question", "history", "draft", "popularity"}
@@ -72,7 +67,7 @@ class RemoteGate(NamedLLMGate):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, _LOGIN.sub("//***@", value) if name == "url" else value
+            yield name, re.sub("//.*@", "//***@", value) if name == "url" else value
 
     @property
     def specs(self) -> Specs:
@@ -96,7 +91,6 @@ class RemoteGate(NamedLLMGate):
             reason = reason.removeprefix(override.reason).strip()
         elif decision.retrieve and decision.p_known >= decision.threshold:
             override = Override(retrieve=True, reason="The server's gate retrieves, whatever P(known) is.")
-        has_threshold = self.threshold != type(self).model_fields["threshold"].default
         return Score(
             decision.p_known,
             reason,
@@ -104,7 +98,7 @@ class RemoteGate(NamedLLMGate):
             decision.warnings,
             decision.signals,
             decision.llm,
-            None if has_threshold else decision.threshold,
+            decision.threshold if self.threshold == type(self).model_fields["threshold"].default else None,
             override,
             decision.p_covered,
             decision.corpora,
@@ -185,10 +179,17 @@ class DecisionClient:
         body = {"questions": items, "llm": llm, "llm_name_source": llm_name_source}
         answer = self._send("POST", "/v1/decide", seconds=self._seconds, body=body)
         if answer.status != 200:
-            words = self._credentials.redact(answer.text)[:_MAX_QUOTED]
+            try:
+                words = from_json(answer.content)["error"]["message"]
+            except (ValueError, LookupError, TypeError):  # another server, such as a proxy, answered
+                words = answer.text
             raise ServerError(
-                f"The decision server at {self.url} answered {answer.status}: {words}",
-                hint=_HINTS.get(answer.status, "Check the URL and the server's log."),
+                f"The decision server at {self.url} answered {answer.status}: "
+                f"{self._credentials.redact(str(words))[:_MAX_QUOTED]}",
+                hint={
+                    401: f"Pass the server's token, or set {TOKEN}.",
+                    529: "Add servers, or raise the server's --queue.",
+                }.get(answer.status, "Check the URL and the server's log."),
             )
         try:
             decisions = _ANSWER.validate_json(answer.content)["decisions"]
