@@ -187,7 +187,7 @@ class DecisionClient:
                 f"The decision server at {self.url} answered {answer.status}: "
                 f"{self._credentials.redact(str(words))[:_MAX_QUOTED]}",
                 hint={
-                    401: f"Pass the server's token, or set {TOKEN}.",
+                    401: f"Set {TOKEN} to the server's token, or pass load_gate(url, token=...).",
                     529: "Add servers, or raise the server's --queue.",
                 }.get(answer.status, "Check the URL and the server's log."),
             )
