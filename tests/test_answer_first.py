@@ -22,12 +22,13 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 from langchain_core.tracers import LangChainTracer
-from langchain_core.tracers.context import register_configure_hook
+from langchain_core.tracers.context import register_configure_hook, run_collector_var
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.runtime.context import variable_set
 from tests.begun_answers import (
     UNSURE,
     WHOLE,
@@ -402,6 +403,22 @@ def test_a_handler_for_all_calls_counts_each_token_once(call):
         assert "".join(HOOKED.get().tokens) == WHOLE
     finally:
         HOOKED.reset(token)
+
+
+@pytest.mark.parametrize("hook", [HOOKED, run_collector_var], ids=["inherited", "collect_runs"])
+@each(INVOKES)
+def test_a_tracer_for_all_calls_sees_each_run_once_and_a_stopped_answer_as_cancelled(call, hook):
+    """Regression: it saw errors, and one that is inherited saw each run twice."""
+    search, collector = Search(), RunCollectorCallbackHandler()
+    retrieve = {"found": search} | RunnableLambda(str)
+    with variable_set(hook, collector):
+        call(routed(spoken(Writer()), retrieve=retrieve, prefetch=True), "an unknown one?")
+    (run,) = collector.traced_runs
+    names = ["RunnableSequence", "Writer", "StrOutputParser", "RunnableParallel<found>", "Search"]
+    seen = {name: list(runs_named(name, [run])) for name in names}
+    assert {name: len(runs) for name, runs in seen.items()} == dict.fromkeys(names, 1)
+    assert all(run.error is None and run.end_time is not None for (run,) in seen.values())
+    assert "by the retrieval gate" in seen["RunnableSequence"][0].outputs["cancelled"]
 
 
 class InThreads(Writer):

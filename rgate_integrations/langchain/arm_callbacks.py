@@ -6,7 +6,7 @@ matter. *Tracers* (LangSmith, `RunCollectorCallbackHandler`) keep a tree of runs
 it happens. *Listeners* (`astream_events`, LangGraph's message stream, a handler that prints tokens) may show events
 to a user, so they must not get those of an answer that is thrown away. *Hooks*, such as the handler of
 ``get_usage_metadata_callback``, are added by LangChain to every run that lacks them: they get each event when it
-happens, and count stopped answers, too.
+happens, and count stopped answers, too. A hook that is a tracer, as in ``collect_runs``, counts as a tracer.
 
 So `split_handlers` separates the first two. In the direct arm, tracers stay, each wrapped in a `CancellableTracer`,
 and one `BufferingHandler` replaces all listeners. It records the LLM's log-probabilities and metadata, and
@@ -20,7 +20,9 @@ one is closed by its consumer. Either way the tracers get errors and early ends,
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial, partialmethod
 from typing import Any
 from uuid import UUID
@@ -73,13 +75,21 @@ class GenerationCancelled(asyncio.CancelledError):
     """
 
 
-def inherited_config(config: RunnableConfig | None) -> AbstractContextManager[None]:
+@contextmanager
+def inherited_config(config: RunnableConfig | None) -> Iterator[None]:
     """Set the config that runnables in the ``with`` block inherit, instead of the router's with all its handlers.
 
     A binding, such as that of ``with_config`` or ``with_retry``, merges the callbacks that it inherits into those of
-    its call, so the listeners would get events of the arm again.
+    its call, so the listeners would get events of the arm again. Hooks that are tracers are unset, because the arm's
+    callbacks contain them, wrapped.
     """
-    return variable_set(var_child_runnable_config, config)
+    unset: dict[ContextVar[Any], Any] = {
+        hook: None for hook, *_ in _configure_hooks if isinstance(hook.get(), BaseTracer)
+    }
+    with ExitStack() as stack:
+        for variable, value in {**unset, var_child_runnable_config: config}.items():
+            stack.enter_context(variable_set(variable, value))
+        yield
 
 
 class BufferingHandler(BaseCallbackHandler):
@@ -242,9 +252,9 @@ def split_handlers(
     """Return the tracers of a callback manager, wrapped, and its listeners; see the module for what these are."""
     tracers = []
     listeners = []
-    # Hooks stay out of both lists, because LangChain adds them to every run that lacks them.
+    # Hooks that are no tracers stay out of both lists, because LangChain adds them to every run that lacks them.
     hooked = [variable.get() for variable, *_ in _configure_hooks]
-    for handler in manager.handlers:
+    for handler in [*manager.handlers, *(hook for hook in hooked if hook not in manager.handlers)]:
         # The handler of ``astream_log`` is a tracer, but it shows runs to a user.
         if isinstance(handler, BaseTracer) and not isinstance(handler, LogStreamCallbackHandler):
             tracers.append(CancellableTracer(handler, cancellation))
