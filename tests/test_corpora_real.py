@@ -21,6 +21,7 @@ from llama_index.core.tools import QueryEngineTool
 from rgate_integrations import CorpusProfile, load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.corpus.indexed import FOLDER, profile_index
+from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
 from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate, gated_rag
@@ -34,7 +35,7 @@ from rgate_integrations.llama_index import (
 from rgate_integrations.llama_index import IndexRetriever as NodeRetriever
 from rgate_integrations.tuning import Budget, TuneOptions, tune
 from tests import llama_index_parts
-from tests.begun_answers import KNOWN, Knowing
+from tests.begun_answers import KNOWN, TEXT, Knowing, Shelf
 from tests.commands import printed, rgate
 from tests.http_servers import listening
 from tests.langchain_fakes import BATCHES, SINGLES, each, texts
@@ -245,6 +246,20 @@ def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():
         assert guard.retrieve(question)[0].node.text in TEXTS[name]
     gated = GatedQueryEngine.from_defaults(over(retrievers["leave"]), llm=MockLLM(), corpus=True)
     assert gated.query(QUESTIONS["leave"]).metadata["rgate"]["corpus"] == "corpus"
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        lambda: RetrievalGate("constant:never").guard(Shelf(), known_message="You know this."),
+        lambda: GatedRetriever(llama_index_parts.Shelf(), "constant:never"),
+        lambda: GatedRetriever(GatedRetriever(llama_index_parts.Shelf(), "constant:never"), "constant:never"),
+    ],
+    ids=["LangChain", "LlamaIndex", "twice"],
+)
+def test_a_guarded_retriever_is_searched_for_a_profile_whatever_the_llm_knows(guard):
+    """Regression: the note for what is known was a passage of the corpus."""
+    assert collect_passages(guard()) == [TEXT]
 
 
 def test_a_profile_is_kept_beside_its_index_and_made_again_when_much_has_changed(tmp_path, caplog):

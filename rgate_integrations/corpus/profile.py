@@ -124,7 +124,8 @@ class CorpusProfile:
         Args:
             retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
                 LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores and indexes are asked for
-                ten passages a search; a retriever finds its own number.
+                ten passages a search; a retriever finds its own number. A guarded retriever is searched without
+                its gate.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds.

@@ -51,6 +51,9 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
         ProfileError: A search failed, its results have no text, or the time ended before one found anything.
     """
     valid_count(searches, "searches")
+    # A guarded retriever is searched without its gate, which would hide what the LLM knows.
+    while hasattr(retriever, "retriever") and isinstance(getattr(retriever, "known_message", 0), str | None):
+        retriever = retriever.retriever
     searched = as_retriever(retriever)
     deadline = time.monotonic() + timeout
     passages: dict[str, None] = {}
