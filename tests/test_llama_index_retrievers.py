@@ -228,6 +228,22 @@ def test_an_index_in_place_of_a_retriever_or_an_engine_is_refused(gate, make, ki
     assert f"index.as_{kind.replace(' ', '_')}()" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda gate: GatedQueryEngine.from_defaults(over(Shelf()), gate, "gpt-4o"),
+        lambda gate: GatedQueryEngine(Rag(), Rag(), gate, llm="gpt-4o"),
+        lambda gate: GatedRetriever(Shelf(), gate, llm="gpt-4o"),
+        lambda gate: RetrievalGateSelector(gate, llm="gpt-4o"),
+        lambda gate: ClaimFusionRetriever([Shelf()], gate, draft_llm="gpt-4o"),
+    ],
+)
+def test_a_name_in_place_of_an_llm_is_refused(gate, make):
+    """Regression: "'str' object has no attribute 'metadata'"."""
+    with pytest.raises(ConfigurationError, match=r"An LLM must be .*, not str, .* load_gate\(llm_name="):
+        make(gate)
+
+
 # --- chat engines ------------------------------------------------------------------------------------------
 
 

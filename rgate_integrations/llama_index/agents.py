@@ -14,7 +14,7 @@ from llama_index.core.tools.types import adapt_to_async_tool
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError, unknown_name
-from rgate_integrations.llama_index.decider import QueryDecider
+from rgate_integrations.llama_index.decider import QueryDecider, check_part
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 ANSWER_YOURSELF = "You know this. Answer from what you know, without calling this tool again."
@@ -39,8 +39,8 @@ class GatedTool(FunctionTool):
         known_message: The output for a known question.
 
     Raises:
-        ConfigurationError: The gate is invalid, or the tool has ``return_direct=True``: the user would see
-            the message that is meant for the agent.
+        ConfigurationError: The gate is invalid, ``tool`` is not a tool, or it has ``return_direct=True``: the
+            user would see the message that is meant for the agent.
         UnknownNameError: No gate has that name, or the tool has no argument ``question``.
         ModelLoadError: A trained gate cannot be read.
 
@@ -59,6 +59,7 @@ class GatedTool(FunctionTool):
         question: str | None = None,
         known_message: str = ANSWER_YOURSELF,
     ) -> None:
+        check_part(tool, "__call__")
         if not isinstance(tool, BaseTool):
             tool = FunctionTool.from_defaults(tool)
         self.tool = adapt_to_async_tool(tool)

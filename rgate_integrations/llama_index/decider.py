@@ -40,8 +40,10 @@ _SPEAKERS = {
     MessageRole.MODEL: "assistant",
 }
 _PARTS = {
-    "retrieve": ("retriever", "Pass index.as_retriever(), or for a PassageIndex, IndexRetriever(index)."),
-    "query": ("query engine", "Pass index.as_query_engine()."),
+    "retrieve": ("A retriever", "Pass index.as_retriever(), or for a PassageIndex, IndexRetriever(index)."),
+    "query": ("A query engine", "Pass index.as_query_engine()."),
+    "complete": ("An LLM", 'Pass an LLM, such as OpenAI("gpt-4o"), or its name to load_gate(llm_name=…).'),
+    "__call__": ("A tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
 }
 _dispatcher = get_dispatcher(__name__)
 
@@ -62,7 +64,12 @@ class RetrievalGateEvent(BaseEvent):
 
 
 def get_llm_name(llm: LLM | None) -> str:
-    """Return the name of an LLM from its metadata; empty without an LLM or a name."""
+    """Return the name of an LLM from its metadata; empty without an LLM or a name.
+
+    Raises:
+        ConfigurationError: ``llm`` is something else, such as a name.
+    """
+    check_part(llm or LLM, "complete")
     name = "" if llm is None else llm.metadata.model_name
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
@@ -73,11 +80,11 @@ def copy_bundle(bundle: QueryBundle) -> QueryBundle:
 
 
 def check_part(part: object, method: str) -> None:
-    """Raise a `ConfigurationError` for a part, such as an index, that lacks the method ``retrieve`` or ``query``."""
+    """Raise a `ConfigurationError` for an object without a method such as ``retrieve``, for example an index."""
     if not hasattr(part, method):
         kind, hint = _PARTS[method]
         raise ConfigurationError(
-            f"A {kind} must be one of LlamaIndex's, not {type(part).__name__}, which has no method {method}.",
+            f"{kind} must be one of LlamaIndex's, not {type(part).__name__}, which has no method {method}.",
             hint=hint,
         )
 

@@ -164,15 +164,15 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             RGateError: The errors of the class.
         """
         llm = llm or _llm_of_settings()
+        check_part(llm, "complete")
         if streaming is None:
             streaming = bool(getattr(find_synthesizer(query_engine), "_streaming", False))
         first = AnswerFirst.coerce(options.get("answer_first", False))
         if first is not None and tokens is not None:
             first = replace(first, tokens=tokens)
         options["answer_first"] = first or False
-        logprobs_llm: LLM | None = None
+        logprobs_llm = with_logprobs(llm) if direct is None and first is not None else None
         if direct is None:
-            logprobs_llm = None if first is None else with_logprobs(llm)
             # Only a stream can be cancelled halfway.
             streams = streaming or first is not None
             direct = direct_engine(query_engine, logprobs_llm or llm, direct_prompt, streaming=streams)
