@@ -43,6 +43,7 @@ _PARTS = {
     "retrieve": ("A retriever", "Pass index.as_retriever(), or for a PassageIndex, IndexRetriever(index)."),
     "query": ("A query engine", "Pass index.as_query_engine()."),
     "complete": ("An LLM", 'Pass an LLM, such as OpenAI("gpt-4o"), or its name to load_gate(llm_name=…).'),
+    "format_messages": ("A prompt", 'Pass PromptTemplate("Answer in one sentence: {query_str}").'),
     "__call__": ("A tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
 }
 _dispatcher = get_dispatcher(__name__)

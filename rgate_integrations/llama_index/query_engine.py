@@ -159,12 +159,13 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
                 ``tokens`` replaces `AnswerFirst.tokens` instead.
 
         Raises:
-            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none, or both
-                ``direct`` and ``direct_prompt`` were given.
+            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none, ``llm`` is not an LLM,
+                ``direct_prompt`` is not a prompt, or both ``direct`` and ``direct_prompt`` were given.
             RGateError: The errors of the class.
         """
         llm = llm or _llm_of_settings()
         check_part(llm, "complete")
+        check_part(direct_prompt or BasePromptTemplate, "format_messages")
         if streaming is None:
             streaming = bool(getattr(find_synthesizer(query_engine), "_streaming", False))
         first = AnswerFirst.coerce(options.get("answer_first", False))
@@ -173,9 +174,12 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         options["answer_first"] = first or False
         logprobs_llm = with_logprobs(llm) if direct is None and first is not None else None
         if direct is None:
-            # Only a stream can be cancelled halfway.
-            streams = streaming or first is not None
-            direct = direct_engine(query_engine, logprobs_llm or llm, direct_prompt, streaming=streams)
+            direct = direct_engine(
+                query_engine,
+                logprobs_llm or llm,
+                direct_prompt,
+                streaming=streaming or first is not None,  # only a stream can be cancelled halfway
+            )
         elif direct_prompt is not None:
             raise ConfigurationError(
                 "direct_prompt= does not apply to the engine in direct=.", hint="Pass one of them, not both."
