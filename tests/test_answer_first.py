@@ -87,6 +87,18 @@ def test_a_batch_makes_one_call_of_each_gate_and_errors_stay_with_their_input(ca
     assert call(router, []) == []
 
 
+@each(BATCHES)
+@pytest.mark.parametrize("limit", [1, 2])
+def test_no_part_of_a_batch_is_searched_ahead(call, limit):
+    """Regression: a part of one, because of the limit or as the rest, was searched for as a call of its own."""
+    search = Search()
+    retrieve = search | (lambda found: found[0].page_content)
+    router = routed(spoken(Writer()), retrieve=retrieve, prefetch=True)
+    found = call(router, ["known 1", "unknown 2", "known 3"], {"max_concurrency": limit})
+    assert found == [WHOLE, "about unknown 2", WHOLE]
+    assert search.queries == ["unknown 2"]
+
+
 @each(INVOKES)
 def test_an_arm_that_does_not_stream_is_judged_whole(call):
     judge = Reader()

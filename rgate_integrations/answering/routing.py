@@ -96,8 +96,11 @@ class RoutedCall(ABC, Generic[_Input]):
         inputs: The inputs.
 
     Attributes:
+        in_batch: Whether it is a part of a batch, for which nothing is prefetched.
         search_task: The search; None until it starts.
     """
+
+    in_batch = False
 
     def __init__(self, strategy: Strategy, inputs: Sequence[_Input]) -> None:
         self.strategy = strategy
@@ -204,7 +207,7 @@ class RoutedCall(ABC, Generic[_Input]):
         # The other inputs are compared in `_judge_answers`, once P(known) is based on the LLM's own words.
         yield from self._compare(thinking)
         if answers:
-            if options.prefetch and len(self.inputs) == 1:
+            if options.prefetch and not self.in_batch:
                 yield from self._begin_search(self.inputs)
             yield from self._judge_answers(answers, options.tokens)
 

@@ -191,15 +191,15 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             size = runs[0].config.get("max_concurrency") or (yield Call(_executor_size, _unlimited, size))
         results: list[Any] = []
         for start in range(0, len(runs), size):
-            results += yield from self._answer(runs[start : start + size])
+            results += yield from self._answer(runs[start : start + size], in_batch=len(runs) > 1)
         return results
 
-    def _answer(self, runs: list[Run]) -> Flow[list[Any]]:
+    def _answer(self, runs: list[Run], *, in_batch: bool) -> Flow[list[Any]]:
         """Decide, finish the answers that have begun, and run each arm on its share; return a result per input.
 
         The result of an input that fails is its exception.
         """
-        inputs = yield from self._route(runs)
+        inputs = yield from self._route(runs, in_batch=in_batch)
         shares: dict[Any, list[RouterInput]] = {}
         for item in inputs:  # an exception is already the result of its input
             if isinstance(item.result, ArmAnswer):
@@ -229,13 +229,14 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         remaining: ArmRun | ArmAnswer = item.result
         return remaining
 
-    def _route(self, runs: list[Run]) -> Flow[Sequence[RouterInput]]:
+    def _route(self, runs: list[Run], *, in_batch: bool = False) -> Flow[Sequence[RouterInput]]:
         """Decide about a batch; each input's result is what remains to run, or its exception."""
         # Kept, because it remembers what its LLM refuses. A copy of the router may have other arms.
         if self._direct_arm.arm is not self.direct:
             self._direct_arm = DirectArm(self.direct)
         search = split_arm(self.retrieve) if self.strategy.searches_ahead else None
         call = RouterCall(self, runs, self._direct_arm, search)
+        call.in_batch = in_batch
         if self.condensed_key is not None:
             yield from call.condense(self.condensed_key)
         yield from call.route()

@@ -60,9 +60,9 @@ class GatedTool(FunctionTool):
         known_message: str = ANSWER_YOURSELF,
     ) -> None:
         check_part(tool, "__call__")
-        if not isinstance(tool, BaseTool):
-            tool = FunctionTool.from_defaults(tool)
-        self.tool = adapt_to_async_tool(tool)
+        self.tool = adapt_to_async_tool(
+            tool if isinstance(tool, BaseTool) else FunctionTool.from_defaults(tool)
+        )
         if self.tool.metadata.return_direct:
             raise ConfigurationError(
                 f"The tool {self.tool.metadata.name!r} has return_direct=True: its output goes to the user, but the "
