@@ -354,6 +354,14 @@ def test_listeners_around_the_router_get_no_dropped_token_of_a_bound_arm(call, b
     assert "".join(shown.tokens) == WHOLE
 
 
+@each(INVOKES)
+def test_handlers_inside_of_the_arm_get_a_stopped_answer(call):
+    """As the guide says, since the arm does not pass them on."""
+    shown = EventRecorder()
+    call(routed(spoken(Writer(callbacks=[shown]))), "an unknown one?")
+    assert "".join(shown.tokens) == "Perhaps it is this "
+
+
 class OpenRuns(EventRecorder):
     """A user's own tracing: the runs that have not ended, and the errors of the others."""
 

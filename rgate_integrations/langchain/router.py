@@ -58,9 +58,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     *Answer first*: unless the question alone is enough to decide, the direct arm runs as a stream, even for
     ``invoke`` and ``batch``, and its first tokens are held back and judged. If the LLM knows, they are
     released and the stream continues. If not, the stream is closed, which cancels the request to the LLM, and
-    the retrieve arm runs. Only tracers get the direct arm's events before its answer is released. A batch
-    with ``max_concurrency`` runs in parts of that size, since an answer that waits for its judgment occupies
-    the LLM.
+    the retrieve arm runs. Only tracers, and handlers that are set inside the arm, get the direct arm's events
+    before its answer is released. A batch with ``max_concurrency`` runs in parts of that size, since an answer
+    that waits for its judgment occupies the LLM.
 
     *Look first*: the retrieve arm runs up to its retriever while the gate decides (with several corpora,
     after its decision). If the passages help, the rest of the arm continues with them. If the search fails or
