@@ -8,7 +8,7 @@ from llama_index.core.base.response.schema import PydanticResponse, Response
 from llama_index.core.indices.query.query_transform.base import IdentityQueryTransform
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import ChatPromptTemplate, RichPromptTemplate, SelectorPromptTemplate
-from llama_index.core.query_engine import RetrieverQueryEngine, TransformQueryEngine
+from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine, TransformQueryEngine
 from pydantic import BaseModel, Field
 
 from rgate_integrations.errors import ConfigurationError
@@ -155,6 +155,25 @@ def test_a_text_in_place_of_a_prompt_is_refused():
     """Regression: the first known question failed, with an error of an event's fields."""
     with pytest.raises(ConfigurationError, match=r"A prompt must be .*, not str, .* PromptTemplate\("):
         gated(engine_over(Listener()), Listener(), direct_prompt="Say {query_str}")
+
+
+class Fallback(CustomQueryEngine):
+    """An engine of the user's own, with another to ask if it fails."""
+
+    engine: object
+    other: object = None
+
+    def custom_query(self, query_str):
+        return self.engine.query(query_str)
+
+
+def test_of_engines_that_are_each_others_fallback_each_is_searched_once():
+    """Regression: making the engine never ended."""
+    first, second = Fallback(engine=Rag()), Fallback(engine=Rag())
+    first.other, second.other = second, first
+    assert not gated(first, Listener()).streaming
+    second.engine = engine_over(Listener(), streaming=True)
+    assert gated(first, Listener()).streaming
 
 
 # --- prompts by their keys -------------------------------------------------------------------------------------

@@ -21,16 +21,16 @@ _MARK = "\0"  # stands for each variable of a prompt, to see which messages cont
 
 def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
     """Return the response synthesizer of an engine, or of the first engine inside it that has one; None without."""
-    queue: list[object] = [engine]
-    while queue:
-        part = queue.pop(0)
-        if not isinstance(part, BaseQueryEngine):
-            continue
+    engines = [engine] if isinstance(engine, BaseQueryEngine) else []
+    for part in engines:  # grows
         synthesizer = vars(part).get("_response_synthesizer")
         if isinstance(synthesizer, BaseSynthesizer):
             return synthesizer
         for value in vars(part).values():
-            queue += value if isinstance(value, list) else [value]
+            for inner in value if isinstance(value, list) else [value]:
+                # By identity: comparing engines, such as each other's fallbacks, may never end.
+                if isinstance(inner, BaseQueryEngine) and not any(inner is known for known in engines):
+                    engines.append(inner)
     return None
 
 
