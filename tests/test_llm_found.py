@@ -48,6 +48,21 @@ def asks_the_big_one(value):
     return BIG.invoke(value)
 
 
+def asks_itself(value):
+    return BIG.invoke(value["question"]) if value.get("again") else ITSELF.invoke(value | {"again": True})
+
+
+def asks_another(value):
+    return ANOTHER.invoke(value)
+
+
+def asks_back(value):
+    return BACK.invoke(value)
+
+
+ITSELF, BACK = RunnableLambda(asks_itself), RunnableLambda(asks_another)
+ANOTHER = SMALL | RunnableLambda(asks_back)
+
 ARMS = {
     "a model": (BIG, "gpt-4o"),
     "a chain": (PROMPT | BIG | StrOutputParser(), "gpt-4o"),
@@ -79,6 +94,8 @@ ARMS = {
     "the last of two": (PROMPT | SMALLEST | StrOutputParser() | PROMPT | BIG, "gpt-4o"),
     "a branch": (RunnableBranch((lambda x: True, PROMPT | BIG), PROMPT | SMALL), "gpt-4o-mini"),
     "a function around it": (RunnableLambda(asks_the_big_one), "gpt-4o"),
+    "a function that calls itself": (ITSELF, "gpt-4o"),
+    "functions that call each other": (BACK, "gpt-4o-mini"),
     "a function": (RunnableLambda(lambda value: "x"), ""),
     "Azure, by its model": (
         AzureChatOpenAI(
@@ -114,6 +131,15 @@ ARMS = {
 def test_the_name_is_found_in_an_arm_of_langchain(what):
     arm, expected = ARMS[what]
     assert get_llm_name(arm) == expected
+
+
+@pytest.mark.parametrize("function", [ITSELF, BACK])
+def test_functions_that_call_themselves_are_searched_once(function):
+    """Regression: a RecursionError."""
+    router = RetrievalGate().route(retrieve=function | str, direct=function, look_first=True)
+    assert ability_of(router.gate.gate).llm.startswith("gpt-4o")
+    with pytest.raises(ConfigurationError, match="with 0 indexes"):
+        RetrievalGate(corpus=True).guard(function)
 
 
 def ability_of(gate):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
@@ -44,23 +44,28 @@ def is_decision_model(runnable: Any) -> bool:
     return module is not None and isinstance(runnable, module.BaseDecisionModel)
 
 
-def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:
-    """Return the runnables that a runnable is made of, in order; none for a model."""
+def parts_of(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, Any]]:
+    """Return the runnables that a runnable is made of, in order; none for a model.
+
+    Args:
+        runnable: The runnable.
+        around: The runnables around it. A function among them, which calls itself, has no parts again.
+    """
     if isinstance(runnable, RunnableLambda):
-        return list(runnable.deps)
+        return [] if runnable in around else list(runnable.deps)
     if isinstance(runnable, BaseLanguageModel) or not isinstance(runnable, BaseModel):
         return []
     # LangChain has no common interface for parts, but all composed runnables keep them in fields.
     return list(instances_in(vars(runnable), Runnable))  # type: ignore[type-abstract]  # only for isinstance
 
 
-def runnables_in(runnable: Any, kind: type[Any]) -> Iterator[Any]:
-    """Yield the outermost runnables of a type in a runnable; only itself if it has that type."""
+def runnables_in(runnable: Any, kind: type[Any], around: Sequence[Any] = ()) -> Iterator[Any]:
+    """Yield the outermost runnables of a type in a runnable; only itself if it has that type. See `parts_of`."""
     if isinstance(runnable, kind):
         yield runnable
         return
-    for part in parts_of(runnable):
-        yield from runnables_in(part, kind)
+    for part in parts_of(runnable, around):
+        yield from runnables_in(part, kind, [*around, runnable])
 
 
 def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
@@ -115,23 +120,24 @@ def get_llm_name(arm: Runnable[Any, Any]) -> str:
     return least_capable(names) if names else ""
 
 
-def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]:
+def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any], around: Sequence[Any] = ()) -> list[str]:
     """Return the name of each model that may answer in an arm; an empty name for a model without one.
 
     Args:
         arm: The arm.
         options: What ``bind`` has bound to the arm, which may name another model.
+        around: The functions that contain the arm, which may call themselves.
     """
     if isinstance(arm, RunnableBindingBase):
-        return _llm_names(arm.bound, {**arm.kwargs, **options})
+        return _llm_names(arm.bound, {**arm.kwargs, **options}, around)
     names: list[str] = []
     if isinstance(arm, RunnableSequence):
         for step in reversed(arm.steps):  # the last model is the one that answers
-            names = names or _llm_names(step, {})
+            names = names or _llm_names(step, {}, around)
         return names
-    parts = parts_of(arm)
+    parts = parts_of(arm, around)
     for part in parts:
-        names += _llm_names(part, options)
+        names += _llm_names(part, options, [*around, arm])
     if isinstance(arm, RunnableConfigurableFields):
         for key, field in arm.fields.items():  # a call's config may select any of these models
             if key in _NAMES and isinstance(

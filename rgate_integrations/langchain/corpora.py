@@ -180,11 +180,11 @@ def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
     return profiles
 
 
-def _indexes_in(runnable: Any) -> Iterator[Any]:
+def _indexes_in(runnable: Any, around: Sequence[Any] = ()) -> Iterator[Any]:
     """Yield the indexes of this package that a runnable searches, directly or through a vector store."""
     for holder in (runnable, getattr(runnable, "vectorstore", None)):
         index = getattr(holder, "index", None)
         if isinstance(index, PassageIndex | HybridIndex | BM25Index):
             yield index
-    for part in parts_of(runnable):
-        yield from _indexes_in(part)
+    for part in parts_of(runnable, around):
+        yield from _indexes_in(part, [*around, runnable])
