@@ -174,12 +174,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         options["answer_first"] = first or False
         logprobs_llm = with_logprobs(llm) if direct is None and first is not None else None
         if direct is None:
-            direct = direct_engine(
-                query_engine,
-                logprobs_llm or llm,
-                direct_prompt,
-                streaming=streaming or first is not None,  # only a stream can be cancelled halfway
-            )
+            streams = streaming or first is not None  # only a stream can be cancelled halfway
+            direct = direct_engine(query_engine, logprobs_llm or llm, direct_prompt, streaming=streams)
         elif direct_prompt is not None:
             raise ConfigurationError(
                 "direct_prompt= does not apply to the engine in direct=.", hint="Pass one of them, not both."
