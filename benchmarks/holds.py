@@ -23,6 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from rgate_integrations.gates.passage_utility import (
     FILE,
     READ,
+    SEARCH_FEATURES,
     PassageUtilityModel,
     search_features,
 )
@@ -211,7 +212,7 @@ def main() -> None:
     rows = Rows.from_searches(search_all(arguments.data))
     aucs = show(rows)
     model = rows.fit(~rows.table.unseen)
-    for name, weight in zip(model.features, model.weights, strict=True):
+    for name, weight in zip(SEARCH_FEATURES, model.weights, strict=True):
         CONSOLE.print(f"{name:12} {weight:7.3f}")
     if arguments.save is not None:
         trained = int((~rows.table.unseen).sum())
