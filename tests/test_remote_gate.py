@@ -211,7 +211,7 @@ def test_a_token_that_no_header_can_have_is_refused_where_it_is_given(monkeypatc
     with pytest.raises(ConfigurationError, match="printable ASCII"):
         load_gate("http://127.0.0.1:8377", token="s€cret")  # noqa: S106
     monkeypatch.setenv("RGATE_TOKEN", "s3cret")
-    with pytest.raises(ConfigurationError, match="both a key and a login"):
+    with pytest.raises(ConfigurationError, match="Both an API key and a login"):
         load_gate("http://ann:p4ss@127.0.0.1:8377")
 
 

@@ -21,7 +21,7 @@ from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.ability import Ability, save_measured
 from rgate_integrations.serving.app import make_app
-from rgate_integrations.serving.server import make_server, protect
+from rgate_integrations.serving.server import Guard, make_server
 from rgate_integrations.serving.service import DecisionService
 from tests.commands import rgate
 from tests.http_servers import Blocking, Broken, Words, listening, serving_gate
@@ -231,7 +231,8 @@ def test_who_has_no_token_is_refused_and_health_needs_none(words):
 
 
 def test_the_probes_need_no_token_below_a_prefix_either():
-    app = protect(make_app(DecisionService(Words())), token="s3cret")  # noqa: S106
+    app = make_app(DecisionService(Words()))
+    app = Guard(app, token=TOKEN, allow_origins=(), receive_timeout=PATIENCE)
     with listening(Starlette(routes=[Mount("/gate", app)])) as url:
         statuses = [
             CLIENT.get(url + path).status_code for path in ("/gate/health", "/gate/metrics", "/health")
