@@ -193,7 +193,7 @@ def resolve_gate(
         gate = load_gate(gate, llm_name=llm_name)
     elif not isinstance(gate, GateLike):
         raise ConfigurationError(
-            f"A gate needs the methods decide_batch and adecide_batch, but {type(gate).__name__} lacks one.",
+            f"A gate needs decide_batch and adecide_batch, but {type(gate).__name__} does not have both.",
             hint='Pass a name such as "default", a folder as a string, a Gate, or an object with both methods.',
         )
     elif llm_name and isinstance(gate, DecisionEngine):
