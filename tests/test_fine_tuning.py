@@ -112,7 +112,7 @@ train_adapter("ik", read_examples([data]), model, Path(out), options, progress=p
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
     gate = fitted(sums, tiny, tmp_path / "whole")
-    assert (gate.config()["source"], gate.config()["tokens"]) == ("recorded", 32)
+    assert (gate.gate.source, gate.gate.tokens) == ("recorded", 32)
     killed = tmp_path / "killed"
     process = subprocess.run(
         [sys.executable, "-c", KILLED, sums, tiny, killed, repr(RECIPE)], capture_output=True, check=False
