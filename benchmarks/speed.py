@@ -51,7 +51,7 @@ batch = min(seconds(lambda: gate.decide_batch(questions[:64])) for _ in range(3)
 pasted = " ".join(questions[:64] * 2)
 long = min(seconds(lambda: gate.decide(pasted)) for _ in range(3))
 memory = [after_first, after_singles, resident()]
-times = [singles[len(singles) // 2][0], by_both[len(by_both) // 2]]
+times = [singles[len(singles) // 2][0], by_both[len(by_both) // 2], sum(calls > 1 for _, calls in singles)]
 print(json.dumps([loaded, *times, 1e3 * long, 64 / batch, *memory]))
 """
 BATCH = 64
@@ -81,8 +81,8 @@ def main() -> None:
             process = subprocess.run(
                 command, input=json.dumps(questions), capture_output=True, text=True, check=True
             )
-            first, single, both, long, rate, *memory = json.loads(process.stdout.splitlines()[-1])
-            times = [f"{first:.2f} s", f"{single:.1f} ms", f"{both:.1f} ms", f"{long:.0f} ms"]
+            first, single, both, count, long, rate, *memory = json.loads(process.stdout.splitlines()[-1])
+            times = [f"{first:.2f} s", f"{single:.1f} ms", f"{both:.1f} ms ({count})", f"{long:.0f} ms"]
             resident = " / ".join(f"{megabytes:.0f}" for megabytes in memory)
             rows.append([gate, name, *times, f"{rate:.0f} decisions/s", f"{resident} MB"])
     columns = ["gate", "asked", "first decision", "one decision, median", "by both models", "a long request"]

@@ -167,7 +167,7 @@ def test_other_threads_get_nothing_more_once_the_process_is_ending():
     with ThreadPoolExecutor(1) as pool:
         (late,) = pool.submit(batcher.submit, [2]).result(PATIENCE)
     assert not any(future.done() for future in (running, waiting, late))
-    with pytest.raises(RuntimeError, match="ending"):
+    with pytest.raises(RuntimeError, match="exiting"):
         batcher.submit([3])
 
 

@@ -223,7 +223,7 @@ def test_counts_below_one_are_refused(make, name):
     ],
 )
 def test_an_index_in_place_of_a_retriever_or_an_engine_is_refused(gate, make, kind):
-    with pytest.raises(ConfigurationError, match=f"A {kind} must be .*, not VectorStoreIndex") as caught:
+    with pytest.raises(ConfigurationError, match=f"VectorStoreIndex cannot be used as a {kind}") as caught:
         make(vector_index(), gate)
     assert f"index.as_{kind.replace(' ', '_')}()" in caught.value.hint
 
@@ -240,7 +240,7 @@ def test_an_index_in_place_of_a_retriever_or_an_engine_is_refused(gate, make, ki
 )
 def test_a_name_in_place_of_an_llm_is_refused(gate, make):
     """Regression: "'str' object has no attribute 'metadata'"."""
-    with pytest.raises(ConfigurationError, match=r"An LLM must be .*, not str, .* load_gate\(llm_name="):
+    with pytest.raises(ConfigurationError, match=r"str cannot be used as an LLM: .* load_gate\(llm_name="):
         make(gate)
 
 

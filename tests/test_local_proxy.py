@@ -59,11 +59,11 @@ def test_at_the_end_of_the_process_no_call_starts_or_continues():
     with lock.hold():
         closing.start()
         wait_until(lambda: lock.closed)
-        with pytest.raises(RuntimeError, match="process is ending"):
+        with pytest.raises(RuntimeError, match="process is exiting"):
             lock.check_open()
         assert closing.is_alive(), "the thread that holds it is waited for"
     closing.join(PATIENCE)
-    with pytest.raises(RuntimeError, match="process is ending"), lock.hold():
+    with pytest.raises(RuntimeError, match="process is exiting"), lock.hold():
         pass
 
 

@@ -52,10 +52,10 @@ class Batcher(Generic[_Item, _Result]):
     def submit(self, items: Iterable[_Item]) -> list[Future[_Result | Exception]]:
         """Queue items, and return a future of each result, or of the exception in its place.
 
-        If the process is ending, a future may never complete.
+        If the process is exiting, a future may never complete.
 
         Raises:
-            RuntimeError: No thread can be started now, or the main thread calls while the process is ending.
+            RuntimeError: No thread can be started now, or the main thread calls while the process is exiting.
         """
         queued: list[_Queued[_Item, _Result]] = [(item, Future()) for item in items]
         futures = [future for _, future in queued]
@@ -65,7 +65,7 @@ class Batcher(Generic[_Item, _Result]):
                 return futures
             if self._closed:  # the main thread is running exit handlers, and must not wait forever
                 raise RuntimeError(
-                    "The process is ending, so the gate makes no more decisions. Call it before the end."
+                    "The process is exiting, so the gate makes no more decisions. Call it earlier."
                 )
             # A worker that crashed is replaced like one that ended.
             if self._worker is None or not self._worker.is_alive():

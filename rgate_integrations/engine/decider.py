@@ -137,8 +137,7 @@ class Decider(ABC):
     def decide_batch(self, requests: Iterable[str | Request]) -> list[Decision]:
         """Decide for a batch of questions.
 
-        An invalid question or a failure only affects its own item: that decision retrieves and has an ``error``. With
-        ``on_error="raise"``, the first such error is raised instead.
+        An invalid question or a failure only affects its own item: that decision retrieves and has an ``error``.
 
         Args:
             requests: The questions, each a string or a `Request`.
@@ -148,6 +147,7 @@ class Decider(ABC):
 
         Raises:
             ConfigurationError: ``requests`` is a single question, not a list.
+            Exception: The first failure, if ``on_error`` is ``"raise"``.
         """
         return run(self.flow(requests))
 

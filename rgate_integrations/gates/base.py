@@ -274,15 +274,16 @@ InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
 
 
 def share_with_inner(values: Any, inner_field: str, shared: Sequence[str], *defaults: str) -> Any:
-    """Return the parameters of a gate, completed with those that it shares with its inner gate.
+    """Return a gate's parameters, with the shared fields the same in it and in its inner gate.
 
-    For validators, which pass what the user gave. Without an inner gate, ``values`` is returned unchanged.
+    A shared value given for the outer gate is also set on a copy of the inner gate; one that is not given is taken
+    from the inner gate. Without an inner gate, ``values`` is returned unchanged. Call it in a ``before`` validator,
+    where ``values`` has only what the user gave.
 
     Args:
         values: The parameters.
         inner_field: Name of the inner gate's field.
-        shared: Names of the fields that both gates have in common: the outer gate's value if it is given, or else
-            the inner gate's.
+        shared: Names of the fields that both gates have.
         *defaults: Names of other fields whose default is the inner gate's value.
     """
     inner = values.get(inner_field) if isinstance(values, dict) else None

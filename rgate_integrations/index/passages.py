@@ -78,10 +78,15 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
     for passage in passages:
         for name in ("id", "title", "text"):
             value = getattr(passage, name)
-            if not isinstance(value, str) or value != encodable(value):
+            if not isinstance(value, str):
                 raise DataFormatError(
-                    f"The {name} of the passage {passage.id!r} cannot be stored.",
-                    hint="It must be text that UTF-8 can encode (no half of an emoji); an id may be a whole number.",
+                    f"The {name} of the passage {passage.id!r} must be a string, not {type(value).__name__}.",
+                    hint="Convert it with str().",
+                )
+            if value != encodable(value):
+                raise DataFormatError(
+                    f"The {name} of the passage {passage.id!r} has a lone surrogate, which UTF-8 cannot encode.",
+                    hint='Replace it: text.encode("utf-8", errors="replace").decode().',
                 )
         if passage.id in checked:
             raise DataFormatError(

@@ -29,7 +29,7 @@ class Hit:
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Anything that searches a batch of queries, such as a `PassageIndex`, or the user's own class."""
+    """Anything that runs a batch of search queries: a `PassageIndex`, for example, or a class of your own."""
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Return at most ``k`` passages for each query, best first."""

@@ -20,9 +20,9 @@ def as_passage(document: Document) -> FoundPassage:
 
 
 def rankings_in(value: Any) -> Iterator[list[Document]]:
-    """Yield the documents in a value: one list for each list, tuple or mapping, however nested.
+    """Yield one list for each list, tuple or mapping in a value, at any depth, with the documents directly in it.
 
-    A single document yields a list of it; other objects yield nothing.
+    A list may be empty. A lone document is treated as a list of one; any other object yields nothing.
     """
     if isinstance(value, Document):
         value = [value]

@@ -1,4 +1,4 @@
-"""`QueryPlanner`: the options of a query plan, for runnables that search for claims."""
+"""`QueryPlanner` turns a gate's decisions into search queries, for runnables that use claims as queries."""
 
 from __future__ import annotations
 

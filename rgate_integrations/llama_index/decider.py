@@ -40,11 +40,11 @@ _SPEAKERS = {
     MessageRole.MODEL: "assistant",
 }
 _PARTS = {
-    "retrieve": ("A retriever", "Pass index.as_retriever(), or for a PassageIndex, IndexRetriever(index)."),
-    "query": ("A query engine", "Pass index.as_query_engine()."),
-    "complete": ("An LLM", 'Pass an LLM, such as OpenAI("gpt-4o"), or its name to load_gate(llm_name=…).'),
-    "format_messages": ("A prompt", 'Pass PromptTemplate("Answer in one sentence: {query_str}").'),
-    "__call__": ("A tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
+    "retrieve": ("a retriever", "Pass index.as_retriever(), or for a PassageIndex, IndexRetriever(index)."),
+    "query": ("a query engine", "Pass index.as_query_engine()."),
+    "complete": ("an LLM", 'Pass an LLM, such as OpenAI("gpt-4o"), or its name to load_gate(llm_name=…).'),
+    "format_messages": ("a prompt", 'Pass PromptTemplate("Answer in one sentence: {query_str}").'),
+    "__call__": ("a tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
 }
 _dispatcher = get_dispatcher(__name__)
 
@@ -85,7 +85,7 @@ def check_part(part: object, method: str) -> None:
     if not hasattr(part, method):
         kind, hint = _PARTS[method]
         raise ConfigurationError(
-            f"{kind} must be one of LlamaIndex's, not {type(part).__name__}, which has no method {method}.",
+            f"An object of type {type(part).__name__} cannot be used as {kind}: it has no method {method}.",
             hint=hint,
         )
 

@@ -62,7 +62,7 @@ class ModelLock:
         """Hold the lock, which is not re-entrant, inside the ``with`` block.
 
         Raises:
-            RuntimeError: The process is ending.
+            RuntimeError: The process is exiting.
         """
         # With a single lock, the thread that released it would take it again before any other wakes up.
         with self.next_in_line:
@@ -74,9 +74,9 @@ class ModelLock:
             self.in_use.release()
 
     def check_open(self) -> None:
-        """Raise RuntimeError if the process is ending."""
+        """Raise RuntimeError if the process is exiting."""
         if self.closed:
-            raise RuntimeError("The process is ending, so its models are closed. Use them before the end.")
+            raise RuntimeError("The process is exiting, so its models are closed. Use them before it exits.")
 
     def close(self) -> None:
         """Refuse further use, and wait up to 10 seconds for the thread that holds the lock."""
@@ -229,7 +229,7 @@ class TransformersProxy(LanguageModel, HasStates):
             DownloadError: The model is missing and could not be downloaded.
             UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
             MissingDependencyError: The extra ``local`` is not installed.
-            RuntimeError: The process is ending.
+            RuntimeError: The process is exiting.
         """
         # A loaded model is returned without the lock, which a running batch would hold for a while.
         if self._runner is None:

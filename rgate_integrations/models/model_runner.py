@@ -54,7 +54,7 @@ class ModelRunner:
         model: The model, on its device.
         tokenizer: Its fast tokenizer.
         name: The proxy's name, for drafts.
-        check_open: Called before each token; raises when the process is ending.
+        check_open: Called before each token; raises when the process is exiting.
 
     Attributes:
         encoder: The model's prompt encoder.

@@ -202,7 +202,10 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # the usual case: nothing has the lock
             if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
-                raise OSError(errno.EEXIST, f"{path.name} has content, so it is no lock file: move it")
+                raise WriteError(
+                    f"{str(target)!r} could not be written: {path.name!r}, its lock file's name, is taken by another file.",
+                    hint="Move or rename that file, or choose another path.",
+                )
         lock.acquire(blocking=False)
     except Timeout as error:
         if waiting is None:

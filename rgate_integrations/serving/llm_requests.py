@@ -161,8 +161,8 @@ class LLMRequest:
         """Parse a request and find its question.
 
         Raises:
-            UndecidedError: It is another kind of request, is not plain JSON, or has no question that a gate
-                can judge.
+            UndecidedError: The request is of another kind, is not plain JSON, or has no question that a gate can
+                judge.
         """
         # Upstreams accept doubled and trailing slashes, so clients must not get around the gate with them.
         path = re.sub("/+", "/", request.scope["path"]).rstrip("/")
