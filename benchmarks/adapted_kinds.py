@@ -5,10 +5,12 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from adapted_layers import AdaptedLayers
+from base import checksum
 from kind_rows import (
     CLEAN,
     DROPOUT,
@@ -35,6 +37,7 @@ BATCH = 16
 BATCH_TOKENS = 2_600
 DECAYS = (0.01, 0.05)  # of the adapted layers, and of the head
 MAX_TOKENS = 510  # a longer request is read in windows
+SAVE_EVERY = 200  # steps between checkpoints: five to ten minutes
 BIASES = {"always": 0.0, "if_known": 0.5, "never": 0.77}
 """Added to the logits of kinds, since errors differ in cost: a private, fresh or obscure request should not be
 skipped, and a fact mistaken for common knowledge is skipped for every LLM."""
@@ -175,10 +178,14 @@ def pool_inputs(layers: AdaptedLayers, batch: Sequence[Example]) -> torch.Tensor
 def run_stage(
     stage: Stage,
     examples: Sequence[Example],
-    parts: tuple[torch.nn.Module, torch.nn.Module],
+    parts: torch.nn.ModuleList,
     loss_of: Callable[[Sequence[Example]], torch.Tensor],
+    checkpoint: Path,
 ) -> None:
-    """Fit the layers and the head for the epochs of one stage."""
+    """Fit the layers and the head for the epochs of one stage.
+
+    If ``checkpoint`` exists, continue after its last step. The result is the same as without an interruption.
+    """
     draw = random.Random(0)
     grouped = make_batches(
         [example for example in examples if example.framed or draw.random() < stage.others]
@@ -189,19 +196,36 @@ def run_stage(
     optimizer = torch.optim.AdamW(groups)
     steps = stage.epochs * len(grouped)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, list(stage.rates), total_steps=steps + 1)
+    stateful_of: dict[str, Any] = {"parts": parts, "optimizer": optimizer, "rates": rates}
+    done = 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
+        done = saved["done"]
+        torch.set_rng_state(saved["random"])
+        for name, stateful in stateful_of.items():
+            stateful.load_state_dict(saved[name])
     for step in track(range(steps), "fitting"):
         if step % len(grouped) == 0:
-            draw.shuffle(grouped)
+            draw.shuffle(grouped)  # also for the steps that are done, so that the order is the same
+        if step < done:
+            continue
         loss = loss_of(grouped[step % len(grouped)])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parts[0].parameters(), 1.0)
         optimizer.step()
         rates.step()
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
+            states = {name: stateful.state_dict() for name, stateful in stateful_of.items()}
+            torch.save({"done": step + 1, "random": torch.get_rng_state(), **states}, f"{checkpoint}.new")
+            Path(f"{checkpoint}.new").replace(checkpoint)
 
 
-def fit(examples: Sequence[Example], source: Path, stages: Sequence[Stage]) -> tuple[AdaptedLayers, KindHead]:
-    """Fit the head and the layers together."""
+def fit(
+    examples: Sequence[Example], source: Path, stages: Sequence[Stage], cache: Path
+) -> tuple[AdaptedLayers, KindHead]:
+    """Fit the head and the layers together, with checkpoints in ``cache``."""
+    run = checksum(map(repr, (*stages, *(example.ids + example.kinds.tolist() for example in examples))))
     torch.manual_seed(0)
     layers = AdaptedLayers(read_weights(source))
     grouped = make_batches(examples)
@@ -221,6 +245,7 @@ def fit(examples: Sequence[Example], source: Path, stages: Sequence[Stage]) -> t
         losses = torch.nn.functional.cross_entropy(logits, kinds, reduction="none", label_smoothing=SMOOTHING)
         return (losses * weights).sum() / weights.sum()
 
-    for stage in stages:
-        run_stage(stage, examples, (layers, head), loss_of)
+    parts = torch.nn.ModuleList([layers, head])
+    for number, stage in enumerate(stages):
+        run_stage(stage, examples, parts, loss_of, cache / f"adapted-{run[:16]}-{number}.pt")
     return layers, make_head(LAYERS, hidden, output, (mean.numpy(), scale.numpy()), BIASES)

@@ -13,8 +13,8 @@ There are two heads. One reads the original encoder and judges a request of one 
 judged by the mean of both heads' logits.
 
 The folder of ``--source`` contains the unpacked wheels of `rgate download multilingual-e5-small`. Afterwards run
-``encoder_graph.py``, which writes the graph's self-test. States are cached under ``benchmarks/out/encoder``, or
-``--cache FOLDER``. All of it takes two hours on two cores.
+``encoder_graph.py``, which writes the graph's self-test. States and checkpoints are under ``benchmarks/out/encoder``,
+or ``--cache FOLDER``: run it again after an interruption. All of it takes two hours on two cores.
 """
 
 from argparse import Namespace
@@ -232,7 +232,7 @@ def fit_all(
     encoder = Encoder(download(ENCODER), self_test=False)
     examples = adapted_kinds.read_examples(encoder, arguments.data, left_out)
     adapted_kinds.read_states(encoder, examples)
-    layers, head = adapted_kinds.fit(examples, arguments.source, stages)
+    layers, head = adapted_kinds.fit(examples, arguments.source, stages, arguments.cache)
     return FittedHeads(original, head, layers)
 
 
