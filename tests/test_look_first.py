@@ -293,11 +293,11 @@ def test_an_override_settles_whatever_was_found(override, found):
         (LookFirst, {"model": "look-first"}, "must be a PassageUtilityModel, not str"),
         (LookFirst, {"min_gain": "a"}, "min_gain must be a number"),
         *((AnswerFirst, {"tokens": tokens}, "tokens must be") for tokens in (0, 2.5, "8", True, None)),
-        (AnswerFirst, {"answer_above": "high"}, "answer_above='high' must be numbers"),
+        (AnswerFirst, {"answer_above": "high"}, "answer_above must be a number, not 'high'"),
         (
             AnswerFirst,
             {"retrieve_below": 0.9, "answer_above": 0.1},
-            "retrieve_below=0.9 and answer_above=0.1",
+            r"retrieve_below \(0.9\) must not be above answer_above \(0.1\)",
         ),
     ],
 )

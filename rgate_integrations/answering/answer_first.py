@@ -6,6 +6,7 @@ and the passages found are enough. If not, the direct arm starts to answer, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,11 +56,14 @@ class AnswerFirst(RoutingOptions):
 
     def __post_init__(self) -> None:
         valid_count(self.tokens, "tokens")
-        below, above = to_float(self.retrieve_below), to_float(self.answer_above)
-        if below is None or above is None or not below <= above:  # NaN fails, too
+        for name in ("retrieve_below", "answer_above"):
+            number = to_float(getattr(self, name))
+            if number is None or math.isnan(number):
+                raise ConfigurationError(f"{name} must be a number, not {getattr(self, name)!r}.")
+        if self.retrieve_below > self.answer_above:
             raise ConfigurationError(
-                f"retrieve_below={self.retrieve_below!r} and answer_above={self.answer_above!r} must be numbers, "
-                "and retrieve_below must not be above answer_above."
+                f"retrieve_below ({self.retrieve_below}) must not be above answer_above ({self.answer_above}).",
+                hint="Lower retrieve_below, or raise answer_above.",
             )
 
 
@@ -91,7 +95,8 @@ def settle(
     """Return the decision if the question and the passages are enough to make it.
 
     None means that the LLM must begin to answer first, so that its words can be judged. A clear question (see
-    `is_clear`) is enough if no passages could be judged, or if they lead to the same arm.
+    `is_clear`) is enough if no passages could be judged, or if they lead to the same arm. Any question is enough if
+    no LLM is likely to know the answer, or if the passages are useless (see `are_useless`).
 
     Args:
         decision: The gate's decision by the question alone.

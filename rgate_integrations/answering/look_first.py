@@ -178,11 +178,11 @@ def estimate_p_helps(
 def compare(
     decision: Decision, p_helps: float, options: LookFirst, *, direct_threshold: float | None = None
 ) -> Decision:
-    """Return the decision with the outcome of comparing P(known) with P(helps); the first that fits counts.
+    """Return the decision with the outcome of comparing P(known) with P(helps).
 
-    *Direct* if P(known) reaches ``direct_threshold``; *abstain* if both are below `LookFirst.abstain_below`;
-    *retrieve* if no LLM can know the answer, or P(helps) exceeds P(known) by more than `LookFirst.min_gain`;
-    otherwise *direct*.
+    The outcome is the first that fits: *direct* if P(known) reaches ``direct_threshold``; *abstain* if both
+    probabilities are below `LookFirst.abstain_below`; *retrieve* if no LLM is likely to know the answer, or P(helps)
+    exceeds P(known) by more than `LookFirst.min_gain`; otherwise *direct*.
     """
     p_known = decision.p_known
     outcome: Outcome

@@ -82,7 +82,7 @@ def plan_queries(
 
     Args:
         decisions: Decisions of a gate; those that do not retrieve get an empty plan.
-        gate: Judges the claims, but not sub-questions or what the rewriter drops. With None, none is known.
+        gate: Judges the claims that the rewriter keeps, except sub-questions. With None, none is dropped as known.
         threshold: Claims with a P(known) below this are searched for; the gate's own threshold when None.
         rewriter: Turns drafts into claims; by default, each sentence is a claim.
         always_include_question: Whether the question itself is always a query. If not, it is one only if no claim

@@ -59,7 +59,7 @@ Rewriter: TypeAlias = Callable[[Sequence[Decision]], list[list[Claim]]]
 
 
 def rewrite_by_sentence(decisions: Sequence[Decision]) -> list[list[Claim]]:
-    """The default rewriter, which needs no model: return the sentences of each draft as self-contained claims."""
+    """Return the sentences of each draft as self-contained claims. This default rewriter needs no model."""
     return [sentence_claims(decision.question, decision.draft) for decision in decisions]
 
 

@@ -96,7 +96,7 @@ class RoutedCall(ABC, Generic[_Input]):
         inputs: The inputs.
 
     Attributes:
-        in_batch: Whether it is a part of a batch, for which nothing is prefetched.
+        in_batch: Whether the call is part of a batch, for which no search is prefetched.
         search_task: The search; None until it starts.
     """
 

@@ -267,7 +267,7 @@ class CorpusProfile:
         return overlap(self.sketch, sample_texts(texts, MAX_PASSAGES).sketch) < _MIN_OVERLAP
 
     def save(self, folder: str | Path) -> Path:
-        """Save into a folder atomically, replacing an earlier profile.
+        """Save into a folder atomically, replacing an earlier profile, and return the folder.
 
         Raises:
             ConfigurationError: The path cannot name a folder, or is a file or a folder with other content.

@@ -169,7 +169,7 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
 
 
 def _same_date(ours: str, theirs: str) -> bool:
-    """Return whether two dates are the same: digits, empty if unknown; one of them may lack the year."""
+    """Return whether two dates, as digits, are the same; one may lack the year. Two empty ones are the same."""
     return ours == theirs or bool(ours and theirs and (ours.endswith(theirs) or theirs.endswith(ours)))
 
 

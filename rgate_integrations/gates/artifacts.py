@@ -26,7 +26,7 @@ STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 """Pydantic configuration for ``gate.json``, which rejects unknown fields because a file may come from anywhere."""
 
 PRIOR = "prior"
-"""Subfolder of a tuned gate that holds the gate whose logit is corrected."""
+"""Subfolder of a tuned gate that holds the prior, the gate that the tuning corrects."""
 
 ANSWER_FIRST = "answer-first"
 """Subfolder of a tuned gate that holds the gate for partial answers."""
@@ -156,7 +156,10 @@ class ProbeArtifact(SavedGate):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TunedArtifact(SavedGate):
-    """Corrects another gate, the prior: logit = ``slope * prior + weight · states + head · features + bias``.
+    """A correction of another gate, the prior.
+
+    The logit of P(known) is ``slope * prior + weight · states + head · features + bias``, where ``prior`` is the
+    logit of the other gate's P(known).
 
     Attributes:
         slope: Factor of the prior's logit.
@@ -217,7 +220,7 @@ class KindHead:
         layers: The hidden states of the segment to read, as (layer, ``"question"``, pooling).
         kinds: The K kinds, with their biases.
         hidden: Weights of the hidden layer, shape (units, L * H + 11), float32.
-        hidden_bias: Its biases, shape (units,), float32.
+        hidden_bias: Biases of the hidden layer, shape (units,), float32.
         output: Weights of the logits, shape (K, units), float32.
     """
 
@@ -294,7 +297,7 @@ class FactHeads:
             check_shape("news_weight", self.news_weight, len(self.layers))
 
     def about_news(self, states: AnyStates) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return which of n questions may be about news, shape (n,); none without `news_weight`.
+        """Return whether each of n questions may be about news, shape (n,); all False without `news_weight`.
 
         Args:
             states: Pooled states, shape (n, L, H).
@@ -333,10 +336,11 @@ class HeadsArtifact(SavedGate):
 
     Attributes:
         segments: Classifies a segment by the states of `base_model`, which reads any language.
-        in_context: Classifies a segment that has neighbours or earlier turns, from layers that are adapted to this
-            task. Its logits are averaged with those of `segments`.
+        in_context: Classifies a segment that has neighbours or earlier turns, also by layers that were trained to
+            classify requests. Its logits are averaged with those of `segments`.
         first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
-        facts: Estimates the same from a second model's states: better, but only in English, and in another pass.
+        facts: Estimates the same from a second model's states, which is more accurate but needs a second pass; for
+            English only.
         english_weight: Weights that detect English, shape (L, H), float32: a question is English if
             ``sum(english_weight * states) + english_bias > 0``, where the states are those of `base_model` at
             the layers of `first_facts`.

@@ -80,7 +80,10 @@ class Score:
     caveat: str = ""
 
     def overridden(self, reason: str, *, retrieve: bool = True) -> Score:
-        """Return a copy with an override. An earlier override is kept unless it skips and this one retrieves."""
+        """Return a copy with this override, or the score itself if it keeps the override that it has.
+
+        An override that retrieves replaces one that skips; otherwise the earlier one is kept.
+        """
         if self.override is not None and self.override.retrieve >= retrieve:
             return self
         return replace(self, override=Override(retrieve=retrieve, reason=reason))
@@ -109,8 +112,8 @@ class Gate(Frozen, ABC):
         False
 
     Attributes:
-        threshold: Retrieve iff p_known < threshold: 0 never retrieves, above 1 always does. Overrides take
-            precedence.
+        threshold: Retrieve iff p_known < threshold: 0 never retrieves, above 1 always does. An override in the
+            score takes precedence.
         proxy: Catalogue name, folder or Hub id of the proxy model that computes its evidence.
         info: Its description; gates that `load_gate` knows by name have one.
         gate_fields: Names of the parameters that hold other gates; `make_gate` also takes a name or config for them.
@@ -164,7 +167,7 @@ class Gate(Frozen, ABC):
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:
-        """Return the gate that reads only the question: this one or a related one; by default None, for none."""
+        """Return the gate that reads only the question: this one or a related one. None, the default, means none."""
         return None
 
     @property
@@ -274,7 +277,7 @@ InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
 
 
 def share_with_inner(values: Any, inner_field: str, shared: Sequence[str], *defaults: str) -> Any:
-    """Return a gate's parameters, with the shared fields the same in it and in its inner gate.
+    """Return a gate's parameters, in which the gate and its inner gate have the same values of the shared fields.
 
     A shared value given for the outer gate is also set on a copy of the inner gate; one that is not given is taken
     from the inner gate. Without an inner gate, ``values`` is returned unchanged. Call it in a ``before`` validator,
@@ -317,7 +320,7 @@ class ScoreSpec(EvidenceSpec[Score]):
         return self.gate.specs
 
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
-        """Score every question; one that fails gets its error, and the others continue."""
+        """Return the score of every question, or the error of one that fails, which does not affect the others."""
         # Requests that need the same additional evidence share one batch.
         closer: dict[EvidenceSpec[Any], list[Evidence]] = {}
         for evidence in context.evidence:

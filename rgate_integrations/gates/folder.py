@@ -207,10 +207,10 @@ def read_gate(name: str | Path) -> SavedGate:
 
 
 def read_prior(name: str | Path) -> SavedGate:
-    """Read the gate to correct, the prior: heads or a probe. Tuned gates are rejected: they could nest endlessly.
+    """Read the prior, the gate that a tuned gate corrects.
 
     Raises:
-        ModelLoadError: The gate cannot be read, or is of another kind.
+        ModelLoadError: The gate cannot be read, or is neither heads nor a probe. Tuned gates could nest endlessly.
     """
     prior = read_gate(name)
     if prior.method not in ("heads", "probe"):
@@ -222,7 +222,7 @@ def read_prior(name: str | Path) -> SavedGate:
 
 
 def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
-    """Put the arrays of a safetensors file into the content of ``gate.json``, or raise ValueError if damaged."""
+    """Put the arrays of a safetensors file into the content of ``gate.json``; a damaged file raises ValueError."""
     # The first eight bytes are the length of the list of tensors. A gate has few, and parsing a million takes 20 s.
     if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
         raise ValueError("the weights file lists too many tensors")

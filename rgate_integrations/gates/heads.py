@@ -138,7 +138,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return RequestSpec(self.trained.facts.layers, model=self.trained.facts.base_model)
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Return the reader's spec if an English request can skip only because the LLM knows a fact; otherwise ()."""
+        """Return the spec of the reader, the second model, if the decision depends on whether the LLM knows; else ().
+
+        Only English requests are read again, and only if a known fact would skip and an unknown one retrieve.
+        """
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
         if not trained.is_english(states.whole):

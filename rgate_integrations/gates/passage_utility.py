@@ -104,7 +104,7 @@ class PassageUtilityModel(Frozen):
 
 @cache
 def read_utility_model() -> PassageUtilityModel:
-    """Read the shipped model; cached."""
+    """Return the shipped model of P(helps); cached."""
     return PassageUtilityModel.model_validate_json((SHIPPED / "look-first" / FILE).read_bytes())
 
 

@@ -151,7 +151,7 @@ def _find_beside(folder: Path, name: str) -> str:
 
 
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
-    """Load a saved gate that has its own weights, is calibrated, or has an adapter; raises as `make_gate` does."""
+    """Load a saved gate by its folder, Hub id or shipped name; raises as `make_gate` does."""
     folder = saved_folder(name)
     saved = read_gate(folder)
     if folder == find_folder(name):

@@ -106,10 +106,10 @@ class Rules:
 
     @property
     def pattern_order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The arguments whose patterns and functions are tried before all examples, and those tried after them.
+        """Names of the arguments whose patterns and functions are tried before all examples, and of the others.
 
-        If ``always`` has examples, the patterns and functions of ``never`` are tried after them, so that a
-        request that matches both retrieves.
+        The arguments are ``"always"`` and ``"never"``. If ``always`` has examples, the patterns and functions of
+        ``never`` are tried after them, so that a request that matches both retrieves.
         """
         has_examples = any(isinstance(rule, str) for rule in self.always)
         return (("always",), ("never",)) if has_examples else (("always", "never"), ())
@@ -156,7 +156,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 
     Attributes:
         examples: The examples, each with the name of its argument; those of ``"always"`` come first.
-        states: The states to compare.
+        states: Spec of the encoder's states that are compared.
     """
 
     examples: tuple[tuple[str, str], ...]

@@ -56,11 +56,11 @@ class TunedGate(TrainedGate):
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate for partial answers: this one, or else the one in the subfolder; None without either."""
+        """Return the gate for partial answers: this one, or else that of the subfolder ``answer-first``, if any."""
         return self if self.reads_drafts else self._load_relative(ANSWER_FIRST)
 
     def question_gate(self) -> Gate | None:
-        """Return the gate for questions: this one, or the parent folder's if this one judges answers; else None."""
+        """Return the gate for questions: this one or, if it judges answers, that of the parent folder, if any."""
         return self._load_relative(os.pardir) if self.reads_drafts else self
 
     def _load_relative(self, folder: str) -> Gate | None:
@@ -116,7 +116,7 @@ def draft_features(draft: Draft) -> Float64Array:
     if draft.logprobs is None:
         raise EvidenceError(
             "The partial answer has no log-probabilities, which this gate needs.",
-            hint="Request them from the server (LangChain: logprobs=True), or use the gate for the question alone.",
+            hint="Request them from the server (LangChain: logprobs=True), or use the gate without answer first.",
         )
     logprobs = np.clip(np.array(draft.logprobs or (MIN_LOGPROB,), dtype=float), MIN_LOGPROB, 0.0)
     return np.array([logprobs[0], logprobs.mean(), logprobs.min(), logprobs.sum(), math.log(len(logprobs))])

@@ -224,7 +224,8 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""Example messages by kind. `OPEN`: general offers that end answers. `OTHER`: similar, but of no other kind."""
+"""Example messages by kind. `OPEN` has general offers that end answers. `OTHER` has messages that look similar to
+those of the other kinds, but are none."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
@@ -259,7 +260,7 @@ def _read_transcript(request: Request) -> Request:
 
 
 def join_user_turns(request: Request) -> Request:
-    r"""Return a request joined with the user's turns right before it.
+    r"""Return a request joined with the user's turns right before it, or unchanged if there are none.
 
     >>> join_user_turns(Request("Thanks!", ["assistant: Hi!", "user: When is it due?"])).question
     'When is it due?\nThanks!'

@@ -81,6 +81,8 @@ class SearchFunction:
 def as_hit(result: Any, query: str) -> Hit:
     """Convert a search result, such as a document, a node or a text, to a hit.
 
+    Without an id, the text is the passage's id; without a score, the score is 0.
+
     Raises:
         TypeError: The result has no text.
     """

@@ -17,7 +17,7 @@ from rgate_integrations.runtime.letters import IDEOGRAPHS
 class BM25Index:
     """Passages, searchable by words (Robertson et al. 1994; k1 = 1.5, b = 0.75, without English stop words).
 
-    In Chinese and Japanese, each character is a word. It is built in memory within seconds, and cannot be saved.
+    In Chinese and Japanese, each character is a word. The index is built in memory, in seconds, and cannot be saved.
 
     Args:
         passages: The passages.
@@ -112,9 +112,9 @@ class HybridIndex:
         return self._bm25
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
-        """Return the ``k`` best passages for each query, best first; one embedding call for all queries.
+        """Return the ``k`` best passages for each query, best first, or fewer if the index has fewer.
 
-        It returns fewer if the index has fewer.
+        All queries are embedded in one call.
 
         Raises:
             ConfigurationError: ``queries`` is one string, or ``k`` is not a positive whole number.

@@ -241,9 +241,9 @@ class PassageIndex:
         return state.vectors[[state.row_of[str(name)] for name in ids]]
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
-        """Return the ``k`` nearest passages for each query, nearest first; one embedding call for all queries.
+        """Return the ``k`` nearest passages for each query, nearest first, or fewer if the index has fewer.
 
-        It returns fewer if the index has fewer.
+        All queries are embedded in one call.
 
         Raises:
             ConfigurationError: ``queries`` is one string, ``k`` is not a positive whole number, or the
@@ -294,7 +294,7 @@ class PassageIndex:
         return results
 
     def save(self, folder: str | Path) -> Path:
-        """Save into a folder, as one file that replaces an earlier one atomically.
+        """Save into a folder, as one file that replaces an earlier one atomically, and return the folder.
 
         Whenever the process dies, the folder has the old or the new index. Other writers wait until it is saved.
 

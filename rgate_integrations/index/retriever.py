@@ -32,7 +32,7 @@ class Retriever(Protocol):
     """Anything that runs a batch of search queries: a `PassageIndex`, for example, or a class of your own."""
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Return at most ``k`` passages for each query, best first."""
+        """Return at most ``k`` hits for each query, best first."""
 
 
 def describe_index(index: Retriever) -> str:

@@ -101,7 +101,8 @@ class Evidence:
         request: The request as models read it.
         truncated: Whether a part of the middle of the question was left out because the question is too long.
         leaves_out: Whether the part that was left out may ask for something.
-        original: The question before its conversion to plain letters; empty if that changed nothing.
+        original: The question before its conversion to plain letters (full-width ones, for example, are not plain);
+            empty if that changed nothing.
         pieces: For each spec, its piece, or the error if that could not be computed.
         proxies: The models that read the request, by the name under which they were requested.
     """
@@ -230,7 +231,7 @@ class Context:
 
 
 def _check_draft(piece: Piece[Any] | Exception) -> Piece[Any] | Exception:
-    """Return a piece, or a `NoAnswerError` for a draft that is no answer: that says nothing about the LLM."""
+    """Return a piece, or a `NoAnswerError` for a draft without an answer, which does not show what the LLM knows."""
     draft = getattr(piece, "value", None)
     if isinstance(draft, Draft) and draft.non_answer:
         return no_answer(draft.non_answer, thinking=draft.is_cut_off)

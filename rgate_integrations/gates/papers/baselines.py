@@ -96,8 +96,10 @@ class PopularityGate(Gate):
         value = evidence.request.popularity
         if value is None or not value >= 0:
             raise EvidenceError(
-                f"The popularity must be a number of at least 0, not {value}.",
-                hint="Pass Request(question, popularity=...).",
+                "The request has no popularity, which this gate needs."
+                if value is None
+                else f"The popularity must be a number of at least 0, not {value}.",
+                hint="Pass decide(question, popularity=...) or Request(question, popularity=...).",
             )
         side = "at or above" if value >= self.cutoff else "below"
         p = 1 - self.cutoff / (value + self.cutoff)  # in this form, infinity gives 1

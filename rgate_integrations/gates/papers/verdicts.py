@@ -26,7 +26,7 @@ class VerdictGate(AdapterGate):
 
     Attributes:
         verdicts: The two verdicts; the first one means known.
-        question: The prompt, unless `prompt` is overridden.
+        question: The prompt that asks for the verdict, unless a subclass overrides `prompt`.
         tokens: Number of draft tokens to read; 0 for the question alone.
         source: Who writes the draft.
     """
@@ -93,7 +93,7 @@ class IKGate(VerdictGate):
     trains the answering LLM with a LoRA adapter to make this judgment; without an adapter the score is zero-shot.
 
     Attributes:
-        tokens: Draft tokens to read, 0 to 128; the paper finds 32 or more best, 0 is the question alone.
+        tokens: Number of draft tokens to read, 0 to 128; 0 for the question alone. The paper finds 32 or more best.
         source: Who writes the draft. ``"llm"`` is the paper's own setting and by far the strongest.
         adapter: LoRA adapter of the proxy, or None for zero-shot.
     """
