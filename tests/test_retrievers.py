@@ -106,6 +106,16 @@ def test_what_cannot_search_is_refused(found):
         as_retriever(found)
 
 
+def test_only_a_second_parameter_named_k_gets_the_number_of_passages():
+    """Regression: a later parameter named ``k`` counted, and the second one got its number."""
+
+    def find(query, language="en", k=2):
+        return [f"{query} {language}"] * k
+
+    ((first, second),) = as_retriever(find).search(["Oulu"], 3)
+    assert first.passage.text == second.passage.text == "Oulu en"
+
+
 @pytest.mark.parametrize(
     "empty", [{"text": ""}, Document(page_content=""), SimpleNamespace(text="", id="a", metadata=None), ""]
 )

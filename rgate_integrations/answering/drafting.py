@@ -45,7 +45,7 @@ class Drafter(ABC, Generic[_Prompt]):
 
     @abstractmethod
     def ask(self, prompts: Sequence[_Prompt], options: dict[str, Any]) -> Flow[Sequence[Any]]:
-        """Send prompts to the LLM, and return the answer or the exception of each."""
+        """Send prompts with these options to the LLM, and return the answer or the exception of each."""
 
     @abstractmethod
     def read_draft(self, answer: Any) -> Draft:

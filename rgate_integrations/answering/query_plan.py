@@ -36,7 +36,7 @@ class JudgedClaim(Frozen):
     Attributes:
         claim: The claim.
         kept: Whether its query is in the plan.
-        reason: The reason, in a few sentences.
+        reason: Why it is kept or not, in a few sentences.
         p_known: The gate's P(known) for claim and query; None if the gate did not judge them, or failed.
     """
 

@@ -175,7 +175,7 @@ class RoutedCall(ABC, Generic[_Input]):
             self.drop_search()
 
     def drop_search(self) -> None:
-        """Drop the search if it is still running: nothing needs its result."""
+        """Drop the search if it is still running, because nothing needs its result."""
         if self.search_task is not None:
             self.search_task.drop()
 
@@ -379,7 +379,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
 
 
 def _decide_by_question(screening: Decision, reason: str, **changes: Any) -> Decision:
-    """Return the decision by the question alone, and add why no partial answer was judged."""
+    """Return the decision by the question alone; its reason also says why no partial answer was judged."""
     warnings = screening.warnings
     if reason == _THINKS and THINKING_OFF in screening.llm:
         warnings = (*warnings, _MEASURED_OFF)

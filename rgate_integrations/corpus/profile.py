@@ -74,7 +74,7 @@ class CorpusProfile:
         terms: Its telling words, far more frequent in it than elsewhere, and its names, such as error codes.
         baseline: Median `nearness` of unrelated requests, which ship with the package.
         margin: Median nearness of its own sentences to its other passages, minus the baseline; averaged with 0.22,
-            which counts as 10 sentences, and clipped to [0.12, 0.4]. A description has no sentences, so 0.22.
+            which counts as 10 sentences, and clipped to [0.12, 0.4]. Always 0.22 for a description.
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages read, of which `codes` is a sample.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.

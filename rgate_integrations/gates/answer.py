@@ -89,7 +89,7 @@ class AnswerGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """The scores of both gates."""
+        """Specs of the scores of the two gates."""
         return (ScoreSpec(self._heads), ScoreSpec(self.answer))
 
     def score(self, evidence: Evidence) -> Score:

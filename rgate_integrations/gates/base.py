@@ -299,7 +299,7 @@ def share_with_inner(values: Any, inner_field: str, shared: Sequence[str], *defa
 
 @dataclass(frozen=True, eq=False)
 class ScoreSpec(EvidenceSpec[Score]):
-    """A gate's score of a question, for the engine and for gates that contain other gates.
+    """Evidence: a gate's score of a question, for the engine and for gates that contain other gates.
 
     Two specs are equal if they have the same gate object, because comparing gates by value ignores weights.
     """
@@ -320,7 +320,7 @@ class ScoreSpec(EvidenceSpec[Score]):
         return self.gate.specs
 
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
-        """Return the score of every question, or the error of one that fails, which does not affect the others."""
+        """Return the score of every question; for one that fails, its error. The others are still scored."""
         # Requests that need the same additional evidence share one batch.
         closer: dict[EvidenceSpec[Any], list[Evidence]] = {}
         for evidence in context.evidence:

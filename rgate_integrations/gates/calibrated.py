@@ -43,7 +43,7 @@ class CalibratedGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """The inner gate's score."""
+        """The spec of the inner gate's score."""
         return (ScoreSpec(self.inner),)
 
     @property

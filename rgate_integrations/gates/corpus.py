@@ -144,7 +144,7 @@ class CorpusGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """The inner gate's score, and the request's vectors."""
+        """Specs of the inner gate's score and of the request's sentence vectors."""
         return (ScoreSpec(self.inner), self._vector_spec)
 
     @property
@@ -183,7 +183,8 @@ class CorpusGate(Gate):
     def _asking(self, evidence: Evidence) -> BoolArray:
         """Return whether each segment asks anything, shape (segments,).
 
-        A segment with a name from a corpus does, unless it is pasted text. If the inner gate has no heads, all do.
+        A segment with a name from a corpus does, unless it is pasted text. If the inner gate has no heads, every
+        segment does.
         """
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):

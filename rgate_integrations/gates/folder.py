@@ -96,7 +96,7 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
 
 
 def has_gate(folder: str) -> bool:
-    """Return whether this is a local folder with a gate or adapter; False for a shipped gate's name or a Hub id."""
+    """Return whether a local folder of this name has a gate or adapter; False for a shipped gate or a Hub id."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (CONFIG, ADAPTER))
 
 
@@ -113,7 +113,9 @@ def map_folders(config: Mapping[str, Any], change: Callable[[str], str]) -> dict
 
 
 def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
-    """Turn the folder of a LoRA adapter into one that `load_gate` can load, and return it.
+    """Write ``gate.json`` and a model card into the folder of a LoRA adapter, and return the folder.
+
+    After that, `load_gate` can load it.
 
     Raises:
         OSError: The adapter's file cannot be read, or the folder cannot be written.

@@ -119,12 +119,12 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return gate if self.threshold == self.trained.threshold else gate.replace(threshold=self.threshold)
 
     def question_gate(self) -> Gate:
-        """Return this gate."""
+        """Return this gate, which reads only the question."""
         return self
 
     @property
     def specs(self) -> Specs:
-        """The encoder's states of the request and its segments, and each segment's P(kind)."""
+        """Specs of the encoder's states of the request and its segments, and of each segment's P(kind)."""
         states = RequestSpec(
             self.trained.first_facts.layers,
             self.trained.segments.layers,
@@ -244,7 +244,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
 @dataclass(frozen=True, eq=False)
 class KindsSpec(EvidenceSpec[Float64Array]):
-    """The probability of each kind for each segment, shape (segments, kinds).
+    """Evidence: the probability of each kind for each segment, shape (segments, kinds).
 
     It is a spec so that it is computed only once, although several methods read it. The specs of gates
     that share the heads and the proxy are equal, such as those of a gate and its copy for another LLM.

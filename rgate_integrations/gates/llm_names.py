@@ -182,7 +182,7 @@ class ModelName:
 
     @property
     def without_any_effort(self) -> frozenset[str]:
-        """The words without any that may say how long it thinks; ``max`` does for Claude, not for Qwen."""
+        """The words without any that may say how long the LLM thinks; ``max`` does for Claude, not for Qwen."""
         return self.words - _EFFORT - _TIERS_OR_EFFORT
 
     def version(self, family: str) -> float | None:

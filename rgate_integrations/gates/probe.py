@@ -44,7 +44,7 @@ class ProbeGate(TrainedGate):
 
     @property
     def specs(self) -> Specs:
-        """The pooled hidden states, and the draft that is read after the question, if any."""
+        """Specs of the pooled hidden states and of the draft that is read after the question, if any."""
         trained, prompt = self.trained, answer_prompt(self.trained.system)
         if not trained.tokens:
             return (HiddenSpec(trained.layers, None, prompt, self.proxy),)

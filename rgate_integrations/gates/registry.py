@@ -144,7 +144,7 @@ def asks_server(gate: Gate) -> bool:
 
 
 def _find_beside(folder: Path, name: str) -> str:
-    """Return the path of the gate or adapter at ``name``, relative to a saved gate's folder; if none, ``name``."""
+    """Return the absolute path of a gate or adapter named relative to a saved gate's folder; ``name`` if none."""
     # The folder may be a link, beside which there is nothing.
     paths = (os.path.abspath(folder / name), os.path.realpath(folder.resolve() / name))
     return next(filter(has_gate, paths), name)

@@ -71,7 +71,7 @@ class RemoteGate(NamedLLMGate):
 
     @property
     def specs(self) -> Specs:
-        """The server's decision."""
+        """The spec of the server's decision."""
         return (ServedDecisionSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
@@ -108,7 +108,7 @@ class RemoteGate(NamedLLMGate):
 
 @dataclass(frozen=True)
 class ServedDecisionSpec(EvidenceSpec[Decision]):
-    """The decision of a server's gate, at that gate's threshold.
+    """Evidence: the decision of a server's gate, at that gate's threshold.
 
     Attributes:
         gate: The client's gate, which names the server and the LLM whose knowledge is judged.

@@ -85,7 +85,7 @@ class Rules:
 
     @classmethod
     def read(cls, path: str | Path) -> Rules:
-        """Read a JSON file such as ``{"always": ["an example", {"pattern": "a regular expression"}], "never": []}``.
+        """Return the rules in a JSON file such as ``{"always": ["an example", {"pattern": "contract|invoice"}]}``.
 
         Raises:
             DataFormatError: The file cannot be read, or does not have this format.
@@ -152,7 +152,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class LikenessSpec(EvidenceSpec[Score | None]):
-    """The score, with an override, of a request that is similar to a rule's example; None for other requests.
+    """Evidence: the score, with an override, of a request that is similar to an example; None for other requests.
 
     Attributes:
         examples: The examples, each with the name of its argument; those of ``"always"`` come first.
@@ -188,7 +188,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 
 
 def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
-    """Return the states by which texts are compared, shape (texts, hidden size); each is read as one segment."""
+    """Return the states by which texts are compared, shape (texts, hidden size); each text is read as one segment."""
     as_segments = [Segmented(((" ".join(text.split()),),)) for text in texts]
     pooled = encoder.request_states(ANSWER, as_segments, RequestLayers((LAYER,), (LAYER,)))
     return np.stack([states.segments[0, 0] for states in pooled])

@@ -116,7 +116,7 @@ def check_prompts(gate: Gate, saved: SavedGate, name: str) -> None:
     """Reject a gate that was trained with other versions of its prompts.
 
     Raises:
-        ModelLoadError: A prompt has changed since.
+        ModelLoadError: A prompt has changed since the training.
     """
     current = prompt_hashes(gate)
     for prompt, trained_hash in saved.prompts.items():

@@ -26,9 +26,9 @@ from rgate_integrations.runtime.arrays import Float64Array
 class TunedGate(TrainedGate):
     """A gate that ``rgate tune`` has corrected for an LLM.
 
-    The logit of P(known) is ``slope * prior + w · h + v · f + bias``: prior is the logit of the uncorrected
-    gate, a copy of which is in the subfolder ``prior``; h are hidden states of the question; f are the
-    `draft_features` of a partial answer, if the gate judges one; slope, w, v and bias are fitted.
+    The logit of P(known) is ``slope * prior + w · h + v · f + bias``. Here, prior is the logit of the uncorrected
+    gate's P(known); a copy of that gate is in the subfolder ``prior``. h are hidden states of the question, and f the
+    `draft_features` of a partial answer, if the gate judges one. slope, w, v and bias are fitted.
 
     Attributes:
         artifact: Folder made by ``rgate tune``, or a Hub id. The gate for partial answers, if any, is in the
@@ -56,11 +56,17 @@ class TunedGate(TrainedGate):
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate for partial answers: this one, or else that of the subfolder ``answer-first``, if any."""
+        """Return the gate for partial answers: this one, if it judges them.
+
+        Otherwise, it is the gate in the subfolder ``answer-first``, or None if there is none.
+        """
         return self if self.reads_drafts else self._load_relative(ANSWER_FIRST)
 
     def question_gate(self) -> Gate | None:
-        """Return the gate for questions: this one or, if it judges answers, that of the parent folder, if any."""
+        """Return the gate for questions: this one, unless it judges partial answers.
+
+        If it does, it is the gate in the parent folder, or None if there is none.
+        """
         return self._load_relative(os.pardir) if self.reads_drafts else self
 
     def _load_relative(self, folder: str) -> Gate | None:
@@ -69,7 +75,11 @@ class TunedGate(TrainedGate):
 
     @property
     def specs(self) -> Specs:
-        """The prior's score, the question's hidden states and, if the gate judges answers, the partial answer."""
+        """Specs of what `score` combines.
+
+        It is the uncorrected gate's score, the question's hidden states and, if this gate judges partial answers, the
+        partial answer.
+        """
         question = (ScoreSpec(self._prior), HiddenSpec(self.trained.layers, model=self.proxy))
         tokens = self.trained.tokens
         return (*question, DraftSpec(tokens, "llm", model=self.proxy)) if tokens else question

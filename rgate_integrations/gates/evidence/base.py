@@ -122,7 +122,7 @@ class Evidence:
     def __getitem__(self, spec: EvidenceSpec[_T]) -> _T:
         """Return the value of a piece; raises its error, or an `EvidenceError` if the gate's specs lack it."""
         if spec not in self.pieces:
-            raise EvidenceError(f"{spec} is missing: add it to the gate's specs.")
+            raise EvidenceError(f"The evidence {spec} is missing.", hint="Add it to the gate's specs.")
         piece = self.pieces[spec]
         if isinstance(piece, Exception):
             raise piece

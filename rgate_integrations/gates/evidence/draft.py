@@ -16,7 +16,7 @@ from rgate_integrations.runtime.segments import count_words
 
 @dataclass(frozen=True)
 class DraftSpec(EvidenceSpec[Draft]):
-    """The first tokens of an answer.
+    """Evidence: the first tokens of an answer.
 
     A draft from the caller is used whatever the source. Drafts of more than ``tokens`` tokens are cut.
 

@@ -17,7 +17,7 @@ from rgate_integrations.runtime.segments import Segmented, layout
 
 @dataclass(frozen=True)
 class HiddenSpec(EvidenceSpec[Float32Array]):
-    """Pooled hidden states of a question, or of a question and its draft, shape (layers, hidden size).
+    """Evidence: pooled hidden states of a question, or of a question and its draft, shape (layers, hidden size).
 
     Attributes:
         layers: The states to read, as (layer, span, pooling); layer 0 is the embedding, the last is the output.
@@ -62,7 +62,7 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class RequestSpec(EvidenceSpec[ReadRequest]):
-    """Pooled hidden states of a request and of its segments, read in one pass if the model can.
+    """Evidence: pooled hidden states of a request and of its segments, read in one pass if the model can.
 
     Runs of spaces count as one space.
 
@@ -113,13 +113,13 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
-    """Return the cost of reading a prompt: none for 0 tokens, because its states were kept from writing the draft."""
+    """Return the cost of reading a prompt; none for 0 tokens, because the LLM's states were kept as it wrote."""
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 
 @dataclass(frozen=True)
 class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
-    """The log-probabilities of some continuations of a prompt, in their order.
+    """Evidence: the log-probabilities of some continuations of a prompt, in their order.
 
     Attributes:
         prompt: The prompt; its fields are ``question`` and, if ``draft`` is given, ``draft``.
@@ -144,7 +144,7 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
 
 @dataclass(frozen=True)
 class CompletionSpec(EvidenceSpec[Draft]):
-    """A short greedy completion of a prompt.
+    """Evidence: a short greedy completion of a prompt.
 
     Attributes:
         prompt: The prompt; its fields are ``question`` and, if ``draft`` is given, ``draft``.
@@ -169,7 +169,7 @@ class CompletionSpec(EvidenceSpec[Draft]):
 
 @dataclass(frozen=True)
 class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
-    """Several sampled answers to each question.
+    """Evidence: several sampled answers to each question.
 
     Attributes:
         n: Number of samples per question.

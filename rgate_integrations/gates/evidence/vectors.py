@@ -35,7 +35,7 @@ class RequestVectors:
 
 @dataclass(frozen=True)
 class VectorSpec(EvidenceSpec[RequestVectors]):
-    """Sentence vectors of a request.
+    """Evidence: the sentence vectors of a request and of its segments.
 
     Attributes:
         states: Spec of the encoder's states from which the vectors are taken.

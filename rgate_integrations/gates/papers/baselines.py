@@ -49,11 +49,11 @@ class ConstantGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """No evidence."""
+        """Empty, because the gate needs no evidence."""
         return ()
 
     def score(self, evidence: Evidence) -> Score:
-        """Score 0 for always, 1 for never, or a random draw that is below 0.5 at the given rate."""
+        """Score 0 for always, 1 for never, and at random otherwise: below 0.5 for a share `rate` of the questions."""
         if self.policy != "random":
             return Score(float(self.policy == "never"), f"This gate {self.policy} retrieves.")
         digest = hashlib.sha256(f"{self.seed}|{evidence.question}".encode()).digest()
@@ -84,7 +84,7 @@ class PopularityGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """No evidence, because the popularity is part of the request."""
+        """Empty, because the popularity is part of the request."""
         return ()
 
     def score(self, evidence: Evidence) -> Score:
@@ -127,7 +127,7 @@ class NeighboursGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """The nearest labelled questions."""
+        """The spec of the labels of the nearest labelled questions."""
         return (NeighboursSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
@@ -141,7 +141,7 @@ class NeighboursGate(Gate):
 
 @dataclass(frozen=True)
 class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
-    """The labels of the k labelled questions with the most similar embeddings, nearest first.
+    """Evidence: the labels of the k labelled questions with the most similar embeddings, nearest first.
 
     Attributes:
         gate: The gate, which gives k, the file and the embedder. The file is embedded once per engine.
@@ -176,7 +176,7 @@ class LabelledQuestions:
 
         if not os.path.isfile(path):  # not a pipe, which would block: a saved gate may come from anywhere
             raise DataFormatError(
-                f"The file {path!r} does not exist, or is not a regular file.",
+                f"The file {path!r} {'is not a regular file' if os.path.exists(path) else 'does not exist'}.",
                 hint="Check examples=, the JSONL file of labelled questions.",
             )
         questions: list[str] = []
@@ -226,7 +226,7 @@ class TokenProbabilityGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """The draft."""
+        """The spec of the draft."""
         return (DraftSpec(self.tokens, self.source),)
 
     def score(self, evidence: Evidence) -> Score:

@@ -93,7 +93,7 @@ class BoundaryGate(AdapterGate):
 
     @property
     def specs(self) -> Specs:
-        """Sampled answers, or the trained model's verdict on the question."""
+        """The spec of the sampled answers or, with an adapter, of the trained model's verdict on the question."""
         if self.adapter is not None:
             return (TargetsSpec(BOUNDARY_QUESTION, ("known", "unknown"), adapter=self.adapter),)
         return (SamplesSpec(self.samples, self.temperature, self.tokens, self.seed),)

@@ -44,7 +44,7 @@ class VerdictGate(AdapterGate):
 
     @property
     def specs(self) -> Specs:
-        """The draft, if one is read, and the scores of the verdicts."""
+        """Specs of the draft, if one is read, and of the scores of the verdicts."""
         if not self.tokens:
             return (TargetsSpec(self.prompt, self.verdicts, adapter=self.adapter),)
         draft = DraftSpec(self.tokens, self.source)
@@ -149,7 +149,7 @@ class SlimPLMGate(VerdictGate):
 
     @property
     def specs(self) -> Specs:
-        """The heuristic answer and the verdict on it."""
+        """Specs of the heuristic answer and of the verdict on it."""
         if self.mode == "score":
             return super().specs
         draft = DraftSpec(self.tokens, self.source)
@@ -224,7 +224,7 @@ class AdaptGate(AdapterGate):
 
     @property
     def specs(self) -> Specs:
-        """The probability of ``<RET>``, and the model's own response."""
+        """Specs of the probability of ``<RET>`` and of the model's own response."""
         return (
             TargetsSpec(PARAMETRIC_PROMPT, (RET,), adapter=self.adapter),
             CompletionSpec(PARAMETRIC_PROMPT, self.tokens, adapter=self.adapter),
