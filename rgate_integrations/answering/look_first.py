@@ -61,7 +61,7 @@ class LookFirst(RoutingOptions):
     Attributes:
         min_gain: Passages are read if P(helps), the probability of a correct answer with them, exceeds P(known) by
             more than this, in [-1, 1]. Values above 0 save tokens.
-        abstain_below: If both probabilities are below this, in [0, 1], neither arm is likely to be right.
+        abstain_below: If both probabilities are below this, in [0, 1], no answer is likely to be right.
         on_abstain: What to do in that case: ``"retrieve"``, or ``"direct"``, which costs less. Either way the
             decision's outcome is ``"abstain"``, so that an application can say that it does not know.
         model: The model of P(helps), a `PassageUtilityModel`; the shipped one when None.

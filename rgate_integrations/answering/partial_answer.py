@@ -146,7 +146,7 @@ class PartialAnswer:
 
 
 class BufferedAnswer(ABC):
-    """One answer of the direct arm, held back until it is judged, then streamed, read to its end, or cancelled.
+    """An answer of the direct arm, the LLM without passages; held back until it is judged, then released or cancelled.
 
     Args:
         partial: Receives what is read of the answer.
@@ -180,10 +180,10 @@ class BufferedAnswer(ABC):
         """Add the text of a chunk to ``partial``; return False if the chunk cannot be judged."""
 
     def set_logprobs(self, *, enabled: bool) -> None:  # noqa: B027 - needed only with a fallback
-        """Set whether later answers of this arm request log-probabilities; does nothing by default."""
+        """Set whether later direct answers request log-probabilities; does nothing by default."""
 
     def is_interrupt(self, error: Exception) -> bool:
-        """Return whether an exception only interrupts the arm, for example to ask the user something."""
+        """Return whether an exception only interrupts the answer, for example to ask the user; by default False."""
         return False
 
     def flush_events(self) -> Flow[None]:

@@ -116,7 +116,7 @@ def plan_queries_flow(
     always_include_question: bool = True,
     max_queries: int = 6,
 ) -> Flow[list[QueryPlan]]:
-    """`plan_queries` as a flow, for use inside other flows or on an event loop."""
+    """`plan_queries` as a `Flow`, for use inside other flows or, with `arun`, on an event loop."""
     # Known questions are left out, because a rewriter that is a model costs time for each draft.
     unknown = [decision for decision in decisions if decision.retrieve]
     rewritten: list[list[Claim]] = []

@@ -45,10 +45,12 @@ _MEASURED_OFF = "The LLM thinks before it answers, but its ability was measured 
 class RoutedInput:
     """One input of a router's call, and the results so far.
 
+    A router has two arms: direct, the LLM alone, and retrieve, the LLM with passages.
+
     Attributes:
         question: The question; empty if it is unknown here, as in LangChain's router.
         threshold: The caller's threshold; None for the gate's own.
-        screening: The decision by the question alone, if the direct arm answers first.
+        screening: The decision by the question alone, with answer first; None otherwise.
         answer: The direct arm's answer; None if it has not started, or the decision is to retrieve.
         draft: The partial answer to judge, or the exception if the arm wrote none; None before the arm has
             written, and if only the question is judged.
@@ -123,7 +125,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the decision or error of `Strategy.judge` for some inputs, each with its partial answer, if any."""
+        """Return the decision or error of `Strategy.judge`, the gate for partial answers, for each of some inputs."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:

@@ -17,7 +17,7 @@ class Strategy:
     """What a router considers before it decides; by default only the question.
 
     Attributes:
-        answer_first: Options for judging the beginning of the direct arm's answer; None to skip that.
+        answer_first: Options for judging the beginning of the LLM's answer without passages; None to skip that.
         look_first: Options for judging the passages that a search finds; None to skip that.
         judge: The gate that judges partial answers: a `Decider`, or in LangChain a runnable; unused without answer
             first.
@@ -77,5 +77,5 @@ class Strategy:
 
     @property
     def searches_ahead(self) -> bool:
-        """Whether the retrieve arm searches before the decision."""
+        """Whether the search starts before the decision."""
         return self.look_first is not None or (self.answer_first is not None and self.answer_first.prefetch)

@@ -380,7 +380,7 @@ def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float
 
 
 def corpus_encoder() -> Encoder:
-    """Return the encoder, shared within the process.
+    """Return the encoder, multilingual-e5-small, which is shared within the process.
 
     Raises:
         ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.

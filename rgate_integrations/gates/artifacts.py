@@ -55,8 +55,8 @@ class SavedGate:
 
     Attributes:
         method: Name of the gate, as for `load_gate`.
-        base_model: The proxy that it was trained or calibrated with: catalogue name, folder or Hub id; empty
-            for none.
+        base_model: The proxy, the model with which it was trained or calibrated: catalogue name (see ``rgate
+            download``), folder or Hub id; empty for none.
         fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown.
             A calibrated gate's file has it in `parameters` instead.
         llm: Name of the LLM whose answers it was trained on; empty if not recorded.
@@ -270,7 +270,7 @@ class FactHeads:
     The reference LLM, of ability 0, is `rgate_integrations.gates.ability.REFERENCE_LLM`.
 
     Attributes:
-        base_model: The proxy whose states are read.
+        base_model: The model whose states are read.
         layers: The hidden states to read, as (layer, span, pooling); drafts are not read.
         known_weight: Weights of the logit that an LLM of ability 0 knows the fact, shape (L, H), float32.
         known_bias: Added to the logit.

@@ -31,7 +31,7 @@ _MAX_QUESTIONS = 8
 # "known" is only a signal if knowing the fact changes P(known) by this much; otherwise the request asks for no fact.
 _MIN_INFLUENCE = 0.1
 ALWAYS_READ = 40.0
-"""A margin in logits so wide that the reader judges every English question that turns on a fact."""
+"""A `HeadsGate.margin` so wide that the second model reads every English question whose answer is a fact."""
 # Added to the ability for a question in a language other than English: on SimpleQA, four LLMs do worse in Czech than
 # in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4
@@ -244,7 +244,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
 @dataclass(frozen=True, eq=False)
 class KindsSpec(EvidenceSpec[Float64Array]):
-    """Evidence: the probability of each kind for each segment, shape (segments, kinds).
+    """Evidence: the probability of each kind of request for each segment, shape (segments, kinds).
 
     It is a spec so that it is computed only once, although several methods read it. The specs of gates
     that share the heads and the proxy are equal, such as those of a gate and its copy for another LLM.

@@ -23,7 +23,8 @@ class TrainedGate(Gate):
         artifact: Folder or Hub id of a saved gate, or the name of a shipped one.
         trained: Content of the artefact, read once.
         threshold: The threshold; by default the artefact's.
-        proxy: The proxy; by default the model it was trained on. Set it if that model has another name or path here.
+        proxy: The model that reads the question; by default the one that the gate was trained on. Set it if that
+            model has another name or path here.
         kind: Class of `trained`.
 
     Raises:

@@ -35,7 +35,7 @@ class TunedGate(TrainedGate):
             subfolder ``answer-first``, which can also be loaded by itself.
         trained: Content of the artefact, read once.
         threshold: The threshold; by default the artefact's.
-        proxy: The proxy; by default the model it was fitted with.
+        proxy: The model that computes its evidence; by default the one it was fitted with.
     """
 
     info: ClassVar[GateInfo] = GateInfo(

@@ -140,7 +140,7 @@ class Sources:
     """Where evidence comes from.
 
     Attributes:
-        proxy: Returns the proxy of a name, or the gate's for an empty name. Proxies load on first use.
+        proxy: Returns the proxy model of a name, or the gate's own for an empty name. Models load on first use.
         llm: Writes drafts for specs with ``source="llm"``; None if no LLM was given.
         memory: Values that outlive a batch, by key.
     """

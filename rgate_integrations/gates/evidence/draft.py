@@ -22,11 +22,11 @@ class DraftSpec(EvidenceSpec[Draft]):
 
     Attributes:
         tokens: Maximum number of tokens, at least 1.
-        source: Who writes it if the caller gives none: the proxy or the answering LLM; ``recorded`` requires
-            the caller's.
+        source: Who writes it if the caller gives none: ``"proxy"``, a small model, or ``"llm"``, the answering LLM.
+            With ``"recorded"``, a request without a draft fails.
         prompt: The proxy's prompt; unused for other sources.
-        model: The proxy that writes the draft if ``source`` is ``"proxy"``; its tokenizer also cuts the caller's text
-            to ``tokens``. Empty for the gate's own proxy.
+        model: Name of the proxy model that writes the draft if ``source`` is ``"proxy"``; its tokenizer also cuts the
+            caller's text to ``tokens``. Empty for the gate's own.
     """
 
     reads_draft: ClassVar[bool] = True

@@ -23,7 +23,7 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
         layers: The states to read, as (layer, span, pooling); layer 0 is the embedding, the last is the output.
         draft: The draft to read as the assistant's turn, or None for the question alone.
         prompt: The prompt around the question.
-        model: The proxy that reads; empty for the gate's.
+        model: Name of the proxy model that reads; empty for the gate's own.
     """
 
     layers: tuple[PooledLayer, ...]
@@ -45,7 +45,7 @@ class ReadRequest:
     """Pooled hidden states of a request and of its segments.
 
     Attributes:
-        texts: The segments, in order.
+        texts: The segments (sentences or lines), in order.
         whole: States of the request, shape (layers, hidden size).
         segments: States of each segment, shape (segments, layers, hidden size).
         layout: Position and form of each segment, shape (segments, 11); see
@@ -72,7 +72,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         in_context: More states to read of segments that have neighbours or earlier turns; they follow those of
             `segments`.
         prompt: The prompt around the request.
-        model: The proxy that reads; empty for the gate's.
+        model: Name of the proxy model that reads; empty for the gate's own.
     """
 
     reads_history: ClassVar[bool] = True

@@ -23,7 +23,7 @@ class RequestVectors:
     """Sentence vectors of length 1 of a request and its segments.
 
     Attributes:
-        texts: The segments, in order.
+        texts: The segments (sentences or lines), in order.
         whole: Vector of the request, shape (384,).
         segments: Vectors of the segments, shape (segments, 384).
     """

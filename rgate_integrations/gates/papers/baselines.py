@@ -113,7 +113,7 @@ class NeighboursGate(Gate):
         examples: JSONL file of labelled questions. Each line has ``question``, and ``known`` or
             ``closed_book_correct``: whether the LLM answered correctly without retrieval.
         k: Number of neighbours that vote, at least 1.
-        embedder: Catalogue name, folder or Hub id of the sentence embedder.
+        embedder: Catalogue name (see ``rgate download``), folder or Hub id of the sentence embedder.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -164,7 +164,7 @@ class LabelledQuestions:
 
     Args:
         path: JSONL file; each line has ``question`` and ``known`` or ``closed_book_correct`` (a boolean).
-        embedder: Catalogue name, folder or Hub id of a sentence embedder.
+        embedder: Catalogue name (see ``rgate download``), folder or Hub id of a sentence embedder.
 
     Raises:
         DataFormatError: The file is empty or cannot be read, or a line has no labelled question.
