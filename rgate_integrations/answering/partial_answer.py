@@ -146,7 +146,7 @@ class PartialAnswer:
 
 
 class BufferedAnswer(ABC):
-    """An answer of the direct arm, the LLM without passages; held back until it is judged, then released or cancelled.
+    """An answer of the direct arm (the LLM without passages): held back until judged, then released or cancelled.
 
     Args:
         partial: Receives what is read of the answer.

@@ -21,8 +21,8 @@ COVERED = 0.5
 """Minimum P(covered) for a request to count as about a corpus, and minimum P(private or fresh) for it to
 count as private or fresh."""
 GIVEN_TEXT = 0.4
-"""A segment (sentence or line) with at least this P(given) is pasted text. It asks nothing, even if it names something
-in the corpus, because front ends paste whole chats into their prompts."""
+"""A segment (sentence or line) with at least this P(given) is pasted text. It asks nothing, even with a name from a
+corpus, because front ends paste whole chats into their prompts."""
 NOTHING_ASKED = 0.85
 """A segment asks nothing if P(small talk, a task or pasted text) is at least this and it has no name from a
 corpus."""
