@@ -248,7 +248,10 @@ class CorpusProfile:
         return tuple(dict.fromkeys(part for part in chain.from_iterable(parts) if part in self.terms.names))
 
     def match_terms(self, text: str) -> tuple[str, ...]:
-        """Return what a question contains: the corpus's names, then its telling words, most telling first."""
+        """Return the corpus's names that a question contains, then its telling words, most telling first.
+
+        Telling words are far more frequent in the corpus than elsewhere.
+        """
         words = set(tokenize(text))
         telling = [word for word in self.terms.telling if word in words]
         return tuple(dict.fromkeys([*self.match_names(text), *telling]))

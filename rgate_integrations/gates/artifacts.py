@@ -57,8 +57,8 @@ class SavedGate:
         method: Name of the gate, as for `load_gate`.
         base_model: The proxy, the model with which it was trained or calibrated: catalogue name (see ``rgate
             download``), folder or Hub id; empty for none.
-        fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown.
-            A calibrated gate's file has it in `parameters` instead.
+        fingerprint: Hash of the proxy's weights (`rgate_integrations.models.base.Proxy.fingerprint`); empty if
+            unknown. A calibrated gate's file has it in `parameters` instead.
         llm: Name of the LLM whose answers it was trained on; empty if not recorded.
         threshold: Default threshold, at least 0.
         prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores are meaningless.

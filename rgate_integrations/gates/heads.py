@@ -227,7 +227,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return shares["if_known"] / answerable if answerable > 0 else 1.0
 
     def _explain(self, p: float, shares: Float64Array, known: Float64Array, is_news: bool) -> str:
-        """Return the rest of a sentence, about the kind of request that contributed most to the decision."""
+        """Return the reason's words after "The question", about the kind that contributed most to the decision."""
         # If the request retrieves, the kind that adds most to P(not answered); otherwise the one that adds most to
         # P(answered).
         kinds = self.trained.segments.kinds

@@ -234,8 +234,8 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
     If the encoder fails, the error takes the place of each request with earlier turns.
 
     Args:
-        gate: A gate that reads turns. Retries, remarks and general offers are only detected if it uses the
-            encoder.
+        gate: A gate that reads turns. Retries ("Try again"), remarks ("Thanks") and general offers of help are only
+            detected if it uses the encoder.
         requests: The requests.
         sources: The sources of evidence, which include the encoder.
     """

@@ -27,10 +27,10 @@ BOUNDARY_QUESTION = PromptTemplate(
 
 
 def certainty(counts: Sequence[int]) -> float:
-    """Return C = 1 - H / H_max over the distribution of distinct answers (KBM, equations 1 and 2).
+    """Return C = 1 - H / H_max over the distribution of distinct answers (the paper's equations 1 and 2).
 
-    H is their entropy in bits. H_max is log2 of the number of distinct answers, as in the paper: 15:15 is as
-    uncertain as 30 different answers.
+    H is their entropy in bits. H_max is log2 of the number of distinct answers, so 15:15 is as uncertain as 30
+    different answers.
 
     Args:
         counts: How often each distinct answer was given, each >= 1.

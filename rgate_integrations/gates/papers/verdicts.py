@@ -131,7 +131,7 @@ class SlimPLMGate(VerdictGate):
 
     Attributes:
         tokens: Maximum length of the heuristic answer, a draft, 1 to 1024 tokens.
-        source: Who writes it; in the paper, the proxy does.
+        source: Who writes the heuristic answer; in the paper, a small proxy model does.
         adapter: LoRA adapter of the fine-tuned judgment model, or None for zero-shot.
         mode: ``"score"`` compares the log-probabilities of the two verdicts, which makes thresholds
             meaningful; ``"generate"`` lets the model write its verdict, as the paper does, and fails on other text.
