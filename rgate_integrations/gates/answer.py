@@ -89,7 +89,7 @@ class AnswerGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """Specs of the scores of the two gates."""
+        """Specs of the scores of the two gates inside it."""
         return (ScoreSpec(self._heads), ScoreSpec(self.answer))
 
     def score(self, evidence: Evidence) -> Score:

@@ -114,8 +114,8 @@ class Gate(Frozen, ABC):
     Attributes:
         threshold: Retrieve iff p_known < threshold: 0 never retrieves, above 1 always does. An override in the
             score takes precedence.
-        proxy: Catalogue name (see ``rgate download``), folder or Hub id of the proxy, the local model that computes
-            its evidence.
+        proxy: Catalogue name (see ``rgate download``), folder or Hub id of the proxy, the model that computes its
+            evidence.
         info: Its description; gates that `load_gate` knows by name have one.
         gate_fields: Names of the parameters that hold other gates; `make_gate` also takes a name or config for them.
         argument: Name of the parameter whose value may follow the gate's name and a colon, as in

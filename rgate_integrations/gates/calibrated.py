@@ -22,8 +22,8 @@ class CalibratedGate(Gate):
     Attributes:
         inner: The gate whose scores are mapped.
         probability: The map from the inner gate's scores to probabilities.
-        fingerprint: Hash of the model with which it was calibrated (`Proxy.fingerprint`); empty if unknown, or if no
-            model reads the question.
+        fingerprint: Hash of the weights of the model with which it was calibrated (`Proxy.fingerprint`); empty if
+            unknown, or if no model reads the question.
     """
 
     info: ClassVar[GateInfo] = GateInfo(

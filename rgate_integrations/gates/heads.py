@@ -43,7 +43,7 @@ _MIN_P_KNOWN_FOR_FOLLOW_UP = 0.8
 
 
 class HeadsGate(TrainedGate, NamedLLMGate):
-    """Judges a request by heads on its hidden states: its kind, and whether the LLM knows the fact.
+    """Judges a request by heads, small models on its hidden states: its kind, and whether the LLM knows the fact.
 
     It needs one or two passes over the request, and no draft. The LLM alone answers some kinds of requests
     well (thanks, sums, letters), some not at all (private documents, news), and questions about facts if it

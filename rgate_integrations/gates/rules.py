@@ -106,10 +106,10 @@ class Rules:
 
     @property
     def pattern_order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the arguments whose patterns and functions are tried before all examples, and of the others.
+        """Names of the arguments whose patterns and functions are tried before examples, and of those tried after.
 
-        The arguments are ``"always"`` and ``"never"``. If ``always`` has examples, the patterns and functions of
-        ``never`` are tried after them, so that a request that matches both retrieves.
+        Both ``"always"`` and ``"never"`` are tried before, unless ``always`` has examples. Then ``"never"`` is tried
+        after them, so that a request that matches both retrieves.
         """
         has_examples = any(isinstance(rule, str) for rule in self.always)
         return (("always",), ("never",)) if has_examples else (("always", "never"), ())

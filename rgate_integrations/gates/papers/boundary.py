@@ -27,9 +27,9 @@ BOUNDARY_QUESTION = PromptTemplate(
 
 
 def certainty(counts: Sequence[int]) -> float:
-    """Return C = 1 - H / H_max over the distribution of distinct answers (the paper's equations 1 and 2).
+    """Return the certainty C = 1 - H / H_max of sampled answers (Knowledge Boundary Model, equations 1 and 2).
 
-    H is their entropy in bits. H_max is log2 of the number of distinct answers, so 15:15 is as uncertain as 30
+    H is the entropy of the distinct answers in bits. H_max is log2 of their number, so 15:15 is as uncertain as 30
     different answers.
 
     Args:

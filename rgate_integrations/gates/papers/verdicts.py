@@ -261,7 +261,7 @@ class PromptGate(VerdictGate):
     """
 
     info: ClassVar[GateInfo] = GateInfo(
-        "prompt", "KBM's prompt baseline (2024)", "question", "no", "one pass"
+        "prompt", "Knowledge Boundary Model's prompt baseline (2024)", "question", "no", "one pass"
     )
 
     verdicts = ("No", "Yes")
