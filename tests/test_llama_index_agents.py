@@ -133,7 +133,9 @@ def test_tools_of_every_kind(gate, call, tool):
 @pytest.mark.parametrize("tool", [over(Shelf()), "docs"], ids=["engine", "name"])
 def test_an_engine_or_a_name_in_place_of_a_tool_is_refused(gate, tool):
     """Regression: it had "no attribute '__name__'"."""
-    with pytest.raises(ConfigurationError, match=r"cannot be used as a tool: .* QueryEngineTool\.from_defaults"):
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be used as a tool: .* QueryEngineTool\.from_defaults"
+    ):
         GatedTool(tool, gate)
 
 
