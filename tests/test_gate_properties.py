@@ -216,6 +216,7 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
         *((f"popularity:{cutoff}", {}, ConfigurationError, "are invalid") for cutoff in ("many", 0, "nan")),
         ("constant:sometimes", {}, ConfigurationError, "are invalid"),
         ("boundary:x", {}, ConfigurationError, "are invalid"),
+        ("prompt", {"tokens": 8}, ConfigurationError, "are invalid: tokens"),  # its prompt has no draft
     ],
 )
 def test_what_is_no_gate_is_a_typed_error(name, options, error, why):

@@ -267,6 +267,8 @@ class PromptGate(VerdictGate):
     verdicts = ("No", "Yes")
     question = NEED_SEARCH
 
+    tokens: int = Field(default=0, ge=0, le=0)  # the prompt has no place for a draft
+
 
 _ASK = "Question: {question}\nProposed answer: {draft}\nIs the proposed answer true or false?"
 
