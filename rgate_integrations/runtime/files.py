@@ -203,7 +203,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         with suppress(FileNotFoundError):  # the usual case: nothing has the lock
             if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
                 raise WriteError(
-                    f"{str(target)!r} could not be written: its lock's name, {path.name!r}, is taken by another file.",
+                    f"{str(target)!r} could not be written: its lock file, {path.name!r}, is not one of ours.",
                     hint="Move or rename that file, or choose another path.",
                 )
         lock.acquire(blocking=False)
