@@ -50,7 +50,7 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
         content: The content; text is written as UTF-8.
 
     Raises:
-        ConfigurationError: The path cannot name a file.
+        ConfigurationError: The path is the current folder, a folder above it, or the root.
         WriteError: The file could not be written, for example because the disk is full; an earlier one is
             unchanged.
     """
@@ -69,7 +69,7 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
         files: Contents by name; a name may start with a subfolder.
 
     Raises:
-        ConfigurationError: The path cannot name a folder, or may not be replaced, see `check_replaceable`.
+        ConfigurationError: The folder may not be replaced, see `check_replaceable`.
         WriteError: The folder could not be written, for example because the disk is full; an earlier folder is
             unchanged.
     """
@@ -228,7 +228,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
 
 
 def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
-    """Return the content of a regular file of limited size: a pipe could hang, ``/dev/zero`` would fill the memory.
+    """Return the content of a regular file of limited size, because a pipe could hang, and ``/dev/zero`` has no end.
 
     Args:
         path: The file.
@@ -307,7 +307,7 @@ class JsonlLog:
             self._check_end(file)
 
     def values(self) -> list[Any]:
-        """Return the values of all runs, in order.
+        """Return all values in the file, in order, including those of earlier runs.
 
         Raises:
             DataFormatError: A line is not UTF-8 or not JSON.
@@ -362,8 +362,8 @@ class JsonlLog:
 
         Args:
             file: The file; only the end of a long file is read.
-            lines: The lines to append; None when the log is opened. If the file has only an incomplete line, it is
-                a log if that line is the beginning of these.
+            lines: The lines to append; None when the log is opened. A file with nothing but an incomplete line counts
+                as a log only if ``lines`` begins with that line or, for None, if the line begins with ``{``.
 
         Raises:
             DataFormatError: The file is not such a log.
@@ -447,7 +447,7 @@ def _temporary(target: Path) -> Iterator[Path]:
     """Yield a temporary path in the target's folder; after an error, what was written there is removed.
 
     Raises:
-        ConfigurationError: The target cannot be replaced; see `_beside`.
+        ConfigurationError: The target is the current folder, a folder above it, or the root.
         WriteError: The target could not be written.
     """
     temporary = _beside(target, uuid.uuid4().hex[:12])

@@ -32,11 +32,11 @@ class Step(ABC):
 
     @abstractmethod
     def run(self) -> Any:
-        """Run the step, and block until it is done."""
+        """Run the step, block until it is done, and return its result."""
 
     @abstractmethod
     async def arun(self) -> Any:
-        """Run the step without blocking the event loop."""
+        """Run the step without blocking the event loop, and return its result."""
 
 
 Flow: TypeAlias = Generator[Step, Any, _T]
@@ -44,7 +44,7 @@ Flow: TypeAlias = Generator[Step, Any, _T]
 
 
 def run(flow: Flow[_T]) -> _T:
-    """Run a flow, block until it is done, and return its result."""
+    """Run a flow, block until it is done, and return its result. A step's error is raised inside the flow."""
     try:
         step = next(flow)
         while True:
@@ -60,7 +60,7 @@ def run(flow: Flow[_T]) -> _T:
 
 
 async def arun(flow: Flow[_T]) -> _T:
-    """Run a flow on the event loop, and return its result; a cancellation is raised at the current step."""
+    """Run a flow on the event loop, and return its result. Errors and cancellations are raised inside the flow."""
     try:
         step = next(flow)
         while True:
@@ -76,7 +76,9 @@ async def arun(flow: Flow[_T]) -> _T:
 
 
 class Call(Step):
-    """A call that has a blocking and perhaps an async form; ``Call(run, arun, flow)`` runs a whole flow as one step.
+    """A step that calls a function, which has a blocking and perhaps an async form. The result is the function's.
+
+    ``Call(run, arun, flow)`` runs a whole flow as one step.
 
     Args:
         blocking: The blocking form.
@@ -137,7 +139,7 @@ class Gather(Step):
 
 @dataclass
 class Start(Step):
-    """Starts a step in the background; the result is its `Task`."""
+    """A step that starts another one in the background. The result, at once, is the `Task` of the other."""
 
     step: Step
 
@@ -152,7 +154,7 @@ class Start(Step):
 
 @dataclass
 class Task(Step):
-    """A running step. Yield it to wait for its result, or `drop` it."""
+    """A step that is already running, from `Start`. Yield it to wait for its result, or `drop` it."""
 
     job: Future[Any] | asyncio.Future[Any]
 

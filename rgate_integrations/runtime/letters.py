@@ -42,7 +42,7 @@ _ESCAPE = re.compile(r"\\[uUx]\{?([0-9a-fA-F]{2,8})\}?")
 
 
 def plain_text(text: str) -> str:
-    r"""Return a text in the plain letters that a reader sees; the text itself if nothing would remain.
+    r"""Return a text in the plain letters that a person sees; the text itself if nothing would remain.
 
     >>> plain_text("Ｗｈｅｎ is my 𝐛𝐢𝐥\u200b𝐥 due? 😀😀😀😀")
     'When is my bill due?'

@@ -64,7 +64,7 @@ class Record:
         return self._read(key, _OPTIONAL_TEXT, problem=f"{key} is not a string or number") or ""
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return the strings or numbers under a key, one or a list, as stripped strings; empty if missing or null.
+        """Return the string or number under a key, or a list of them, as stripped strings; empty if missing or null.
 
         Raises:
             DataFormatError: The value is neither a string or number nor a list of them.
@@ -112,7 +112,7 @@ def first_problem(error: Exception) -> str:
 
 
 def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
-    """Read a JSONL file of objects, plain or gzipped.
+    """Yield a record for each line of a JSONL file of objects, plain or gzipped.
 
     Args:
         path: The file.
@@ -143,10 +143,10 @@ def check_logprob(value: float) -> float:
 
 
 def read_logprobs(entries: Any) -> TokenLogprobs:
-    """Read a list of objects with ``token`` and ``logprob``, as in OpenAI's API.
+    """Return tokens and log-probabilities of a list of objects with ``token`` and ``logprob``, as in OpenAI's API.
 
-    For anything else, or if an entry is invalid, both tuples are empty. Tokens without text, such as the end of the
-    turn, are left out.
+    Both tuples are empty if ``entries`` is no such list, or if any entry is invalid. Tokens without text, such as the
+    end of the turn, are left out.
     """
     tokens: list[str] = []
     logprobs: list[float] = []
@@ -162,7 +162,7 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
 
 
 def read_choice_logprobs(choice: Any) -> TokenLogprobs:
-    """Read the ``logprobs`` of a choice (one answer) in a response of OpenAI's chat API; see `read_logprobs`."""
+    """Return the tokens and log-probabilities of a choice (one answer) of OpenAI's chat API; see `read_logprobs`."""
     for key in ("logprobs", "content"):
         if isinstance(choice, Mapping):
             choice = choice.get(key)

@@ -54,8 +54,8 @@ class Reply(NamedTuple):
     """An LLM's reply.
 
     Attributes:
-        thoughts: Its visible thoughts; None if it did not think, empty if its thoughts are hidden or the text
-            has only their tags.
+        thoughts: Its visible thoughts; None if it has none, empty if they are hidden or the text is nothing but
+            their tags.
         answer: The text after them; empty if the text ends while the LLM is still thinking.
     """
 
@@ -175,7 +175,7 @@ def describe_non_answer(text: str) -> str:
 
 
 def find_answer_start(tokens: Sequence[str], answer: str) -> int:
-    """Return the index of the token where an answer's last occurrence starts; ``len(tokens)`` if absent."""
+    """Return the index of the token where an answer last occurs; ``len(tokens)`` if the answer is empty or absent."""
     if not answer or not all(isinstance(token, str) for token in tokens):
         return len(tokens)
     start = "".join(tokens).rfind(answer)

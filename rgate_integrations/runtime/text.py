@@ -102,7 +102,7 @@ def contains_answer(text: str, answer: str) -> bool:
     """Return whether an answer occurs in a text, as whole words, after both are normalised.
 
     An answer that is empty once normalised is never contained. In scripts without spaces between words, such as
-    Chinese, an answer of several characters may be anywhere.
+    Chinese, an answer of several characters may occur anywhere.
 
     >>> contains_answer("I do not know", "no"), contains_answer("No, it is not.", "no")
     (False, True)

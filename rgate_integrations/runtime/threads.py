@@ -49,7 +49,7 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class ForkSafeLock:
-    """A re-entrant lock that is free in a forked child, where the state that it guards may be half changed."""
+    """A re-entrant lock that is always free in a newly forked child. What it guards may be half changed there."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -81,7 +81,7 @@ def reset_after_fork(owner: ForkAware) -> None:
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread.
+    """Start a daemon thread that calls ``run``, and return the thread.
 
     If `close_at_exit` was ever called, the process waits for such threads when it ends, up to 2 s in all.
 

@@ -23,11 +23,12 @@ _MAX_WORDS_BEFORE = 40  # with more words before the first turn, the text is a p
 
 
 def split_transcript(text: str) -> list[tuple[str, str]] | None:
-    r"""Split a conversation that ends with an unanswered user message into (role, text); None for any other text.
+    r"""Return the (role, text) turns of a conversation that ends with an unanswered user message, oldest first.
 
-    System turns, and up to 40 words before the first turn, are left out; more words there give None. A text
-    that does not end with an empty assistant turn must contain an assistant's answer, and must begin with its
-    first turn, because words before that may be a task about the transcript.
+    Any other text gives None. System turns are left out, and so are up to 40 words before the first turn; with more
+    words there, the result is None. If the text does not end with an empty assistant turn (``AI:``), it must have no
+    words before its first turn, because these may be a task about the transcript, and it must contain an answer of
+    the assistant.
 
     >>> split_transcript("Human: Hi!\nAI: Hello!\nHuman: When is it due?\nAI:")
     [('user', 'Hi!'), ('assistant', 'Hello!'), ('user', 'When is it due?')]
