@@ -50,8 +50,8 @@ class AbilityEstimate:
 def read_anchors() -> list[Question]:
     """Return the 100 anchor questions that ship with the package; they are CC0, and from no benchmark.
 
-    The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
-    The kinds alternate.
+    The ``dataset`` of each is its group: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
+    The groups alternate.
     """
     return [
         Question.from_record(record, record.text("kind"))
@@ -137,7 +137,7 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
 
 
 def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right: Float64Array) -> Ability:
-    """Return the most likely ability given the answers; its ``sd`` is Laplace's approximation.
+    """Return the most likely ability given the answers, with Laplace's approximation as its ``sd``.
 
     The model is P(right) = sigmoid(easiness + slope * theta), with theta ~ N(prior.theta, prior.sd).
 

@@ -88,7 +88,7 @@ class Answered:
 
 
 class Answers:
-    """The answers of several arms, stored in a file.
+    """The answers of several arms (ways to answer: without retrieval, with retrieval, …), stored in a file.
 
     Args:
         path: The file; answers already in it are kept.
@@ -199,7 +199,7 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call failed at the server, or ten calls in a row of one kind of arm, or all.
+            ServerError: The server broke the first call, or ten calls in a row of one kind of arm failed, or all did.
             NoAnswerError: All answers of one kind of arm, at least three, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """
@@ -342,7 +342,7 @@ def arm_kind(arm: ArmName) -> str:
 def cached_answers(
     what: str, arms: Mapping[ArmName, Arm], questions: Sequence[Question], progress: Progress = no_progress
 ) -> list[Mapping[ArmName, Draft]]:
-    """Let a local model answer, and cache the answers, so that a restarted run does not repeat them.
+    """Return a local model's answers, which are cached, so that a restarted run does not repeat them.
 
     Args:
         what: Name of the kind of answer, such as ``"drafts"``.

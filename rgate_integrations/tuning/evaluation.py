@@ -103,7 +103,9 @@ def judge(
 
 
 def measure(judged: JudgedQuestions) -> dict[str, Any]:
-    """Return the metrics of decisions; shares and probabilities are in [0, 1]; undefined metrics are None.
+    """Return the metrics of a gate's decisions, by name.
+
+    Shares and probabilities are in [0, 1]. An undefined metric is None.
 
     - ``auc``: of P(known), for "right without retrieval".
     - ``auc_utility``: of 1 - P(known), for "retrieval helps", on the questions where it helps or hurts.
@@ -111,12 +113,13 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     - ``ece``, ``brier``: expected calibration error and Brier score of P(known).
     - ``retrieval_rate``: the share of questions that retrieve.
     - ``containment_accuracy``: the share of right answers.
-    - ``never``, ``always``, ``random_same_rate``, ``oracle``: the same share if retrieval is never or always used,
-      is random at the same rate, or is used where only it gives the right answer.
+    - ``never``, ``always``, ``random_same_rate``, ``oracle``: the share of right answers if retrieval is never used,
+      always used, used at random at the gate's rate, or used exactly where only it gives the right answer.
     - ``helped``: the number of skipped questions for which only the answer without retrieval is right.
     - ``harmed``: the number of skipped questions for which only the answer with retrieval is right.
     - ``curve``: pairs of retrieval rate and share of right answers, at rates of 0, 5, ..., 100 %.
-    - ``intervals``: 95 % bootstrap intervals of some metrics.
+    - ``intervals``: 95 % bootstrap intervals of the two AUCs, ``accuracy``, ``retrieval_rate`` and
+      ``containment_accuracy``.
     - ``n``, ``failed``: the number of questions, and of those that the gate could not judge.
     """
     metrics = _compute_metrics(judged)
@@ -384,7 +387,7 @@ def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> 
 
 
 def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArray, PositionArray]]:
-    """Yield the training indices and the test indices of each fold.
+    """Yield the training and the test indices of each fold of a shuffled cross-validation over ``n`` questions.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
@@ -397,8 +400,8 @@ def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArra
 def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, Any]:
     """Return AUCs of held-out scores for a model card.
 
-    ``auc`` is by name of the data set, without sets whose labels are all the same; ``auc_mean`` is the mean over the
-    sets, ``auc_pooled`` the AUC of all questions together.
+    ``auc`` maps the name of each data set to its AUC, without sets whose labels are all the same. ``auc_mean`` is the
+    mean of these, and ``auc_pooled`` the AUC of all questions together; both are NaN if undefined.
     """
     names = np.asarray(sets)
     areas = {name: auc(scores[names == name], known[names == name]) for name in dict.fromkeys(sets)}

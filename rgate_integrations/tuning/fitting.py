@@ -107,7 +107,7 @@ def check_learnable(labels: Labels) -> None:
     n, right = len(labels.known), int(labels.known.sum())
     if n < LEAST:
         raise DataFormatError(
-            f"Only {n} questions have a label and answers from both arms; {labels.unlabelled} have no label.",
+            f"Only {n} questions have labels for both answers, direct and with retrieval; {labels.unlabelled} have none.",
             hint=f"At least {LEAST} are needed, and hundreds for a useful guarantee."
             + (
                 f" Check that {labels.judge} replies Yes or No." if labels.judge and labels.unlabelled else ""
@@ -131,7 +131,7 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate; return None if fewer than 20 questions can be used, or if their answers are all right or all wrong.
+    """Fit a gate. Return None if fewer than 20 questions can be used, or if their answers are all right or all wrong.
 
     Args:
         labels: The labelled answers.
@@ -248,7 +248,7 @@ class Basis:
 
     @classmethod
     def fit(cls, states: Float32Array, seed: int = 0) -> Basis:
-        """Compute a basis from states, shape (n, layers, hidden size): of at most 2,000 rows, drawn with ``seed``."""
+        """Compute a basis from states, shape (n, layers, hidden size), or from 2,000 random rows if n is larger."""
         from sklearn.decomposition import PCA
 
         flat = states.reshape(len(states), -1).astype(np.float64)
@@ -378,7 +378,9 @@ def ridge_logistic(
     offset: Float64Array,
     weights: Float64Array | None = None,
 ) -> Float64Array:
-    """Minimise the log loss of ``offset + columns @ w`` plus ``penalty @ w² / 2`` by Newton's method.
+    """Return the ``w`` that minimises the log loss of ``offset + columns @ w`` plus ``penalty @ w² / 2``.
+
+    It is found by Newton's method.
 
     scikit-learn's logistic regression has neither an offset nor one penalty per column.
 

@@ -42,7 +42,7 @@ JUDGE = PromptTemplate(
     ),
     cut="answer",
 )
-"""The teacher's prompt of the IK paper (section 3.1), for a judge that gets question, gold answers and answer."""
+"""Prompt for a judge, a model that compares an answer with the gold answers; the IK paper's (section 3.1)."""
 
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
 """How answers are labelled: right if they contain a gold answer (``"gold"``), if a model judges so
@@ -73,7 +73,7 @@ class Labels:
         target: The target of the fit, in [0, 1], shape (n,): the share of right samples of a question (KBM paper,
             section 2.2), or `known` if no sample has a label.
         unlabelled: Number of answered questions without a label.
-        judge: Name of the judge, if there is one.
+        judge: Name of the judge, the model that compared answers with gold ones; empty without one.
     """
 
     kind: str
@@ -118,7 +118,7 @@ def label(
     concurrency: int = 4,
     progress: Progress = no_progress,
 ) -> Labels:
-    """Label the answers of all arms.
+    """Return labels for the answers of all arms: without retrieval, with retrieval, and samples, if any.
 
     Args:
         answers: The answers; verdicts of a judge are kept with them, see `ask_judge`.
@@ -189,9 +189,9 @@ def _label_answers(
 def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
     """Return whether two answers say the same thing.
 
-    They do if the shorter one has at most 12 words and the other contains it, normalised and compared by
-    whole words, or if an embedder is given and finds a cosine similarity of at least `SAME_MEANING`. A refusal, a
-    tool call or an empty text never agrees.
+    They do if the shorter one has at most 12 words and occurs in the other as whole words, after both are normalised.
+    With an embedder, they also do if their cosine similarity is at least `SAME_MEANING`. A refusal, a tool call or an
+    empty text never agrees.
     """
     short, long = sorted((normalise(text), normalise(other)), key=len)
     if not short or describe_non_answer(text) or describe_non_answer(other):
@@ -206,9 +206,10 @@ def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
 
 @dataclass(frozen=True)
 class JudgeArm(ModelArm):
-    """A judge as an arm, so that its verdicts are kept like answers (IK paper, section 3.1).
+    """An arm whose LLM judges answers, so that its verdicts are saved like answers (IK paper, section 3.1).
 
-    A local model says Yes if P(Yes), from the logits of Yes and No, is at least 0.5; a remote one writes its verdict.
+    A local model's verdict is Yes if P(Yes), from the logits of Yes and No, is at least 0.5. A remote model writes
+    its verdict.
 
     Attributes:
         judged: The answers to judge, by `Question.key`.
@@ -239,7 +240,7 @@ class JudgeArm(ModelArm):
 def ask_judge(
     answers: Answers, judge: LanguageModel, *, concurrency: int = 4, progress: Progress = no_progress
 ) -> Verdicts:
-    """Let a model judge the answers to all questions that have gold answers, and keep its verdicts.
+    """Let a model judge the answers to all questions that have gold answers; save and return its verdicts.
 
     Refusals ("I do not know"), empty answers and tool calls count as wrong and are not sent to the judge. There is
     no verdict if the reply is neither Yes nor No, or if the call fails.

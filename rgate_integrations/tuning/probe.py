@@ -46,7 +46,7 @@ def train_probe(
     *,
     progress: Progress = no_progress,
 ) -> ProbeArtifact:
-    """Train a probe: read the questions with the proxy, cross-validate, then fit on all questions.
+    """Train a probe, a linear classifier of a proxy's hidden states: cross-validate it, then fit it to all questions.
 
     Args:
         files: The examples.
@@ -57,7 +57,7 @@ def train_probe(
     Raises:
         DataFormatError: All labels are the same, a label has fewer questions than there are folds, or a
             recorded draft is missing.
-        EvidenceError: The proxy should write drafts, but cannot generate text, or writes only thoughts.
+        EvidenceError: The proxy must write drafts, but cannot generate text, or writes only thoughts.
         ServerError: The proxy failed to write a draft.
         MissingDependencyError: scikit-learn is not installed.
     """

@@ -24,7 +24,7 @@ LABEL = "closed_book_correct"
 """Default key of the label."""
 
 DraftKind = Literal["proxy", "recorded", "none"]
-"""Which drafts to read: the proxy's own, the LLM's recorded ones, or none (only the question)."""
+"""Which drafts a gate reads: those that its proxy writes, the LLM's recorded answers, or none (only the question)."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,10 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     by_key: dict[str, Question] = {}
     for question in questions:
         if gold and not question.gold:
-            raise DataFormatError(f"{question.text[:60]!r} has no gold_answers.", hint=_HINT)
+            raise DataFormatError(
+                f"{question.text[:60]!r} has no gold_answers.",
+                hint='Add "gold_answers": ["…"] to the question, or leave it out.',
+            )
         # A repetition may have the gold answers that the first occurrence lacks.
         if question.key not in by_key or not by_key[question.key].gold:
             by_key[question.key] = question

@@ -43,7 +43,7 @@ def label_own_answers(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> list[DataFile]:
-    """Read questions, let a model answer them, and label each by the answers.
+    """Read questions, let a model answer them, label each by its answers, and return one `DataFile` per path.
 
     The answers are cached, so a restarted run resumes. Prompt, temperature and length of samples are those of the
     ``boundary`` gate.
@@ -87,15 +87,15 @@ def label_own_answers(
 
 
 def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
-    """Return the share of sampled answers that are right (KBM paper, section 2.2): the accuracy label, in [0, 1]."""
+    """Return the accuracy label: the share of samples that are right (KBM paper, section 2.2); 0 without samples."""
     return sum(is_correct(sample, gold) for sample in samples) / max(len(samples), 1)
 
 
 def sampled_certainty(samples: Sequence[str]) -> float:
-    """Return how much sampled answers agree, in [0, 1]: the certainty label.
+    """Return the certainty label: how much sampled answers agree, in [0, 1].
 
-    It is `boundary.certainty` of the answers' counts (Knowledge Boundary Model, equations 1 and 2); 0 if no sample
-    is an answer: all are empty, refusals or tool calls.
+    It is `boundary.certainty` of the answers' counts (KBM paper, equations 1 and 2). It is 0 if each sample is empty,
+    a refusal or a tool call.
     """
     try:
         texts = normalise_answers(samples)

@@ -66,8 +66,8 @@ RECIPES: dict[str, Recipe] = {
     "boundary": Recipe(epochs=3, learning_rate=1e-5, batch_size=4, schedule="cosine", warmup=0.02),
     "rewriter": Recipe(epochs=2, learning_rate=1e-4),
 }
-"""The papers' settings: SlimPLM section 4.4, IK section 3.1, ADAPT-LLM section 4.3, KBM appendix. Where a paper
-fine-tunes all weights or names no batch size, we use LoRA of rank 8 and 16 pairs per step."""
+"""The papers' settings, by gate: SlimPLM section 4.4, IK section 3.1, ADAPT-LLM section 4.3, KBM appendix. Where a
+paper fine-tunes all weights, we use LoRA of rank 8; where it names no batch size, 16 pairs per step."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def drafts_for(
     Raises:
         ConfigurationError: ``options.draft`` is not one of `DraftKind`.
         DataFormatError: ``options.draft`` is ``"recorded"``, and a question has no recorded draft.
-        EvidenceError: The proxy should write drafts, but cannot generate text.
+        EvidenceError: The proxy must write drafts, but cannot generate text.
         ServerError: The proxy failed to write a draft.
         NoAnswerError: The proxy was cut off while it was still thinking.
     """

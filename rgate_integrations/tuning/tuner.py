@@ -162,9 +162,11 @@ def tune(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` exists without ``update``, or contains the file ``questions``; an arm cannot
-            answer; or its settings have changed.
-        DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all have the same.
+        ConfigurationError: ``out`` exists and ``update`` is false, or ``out`` contains the file ``questions`` or is
+            not a tuned gate. Or ``direct`` or ``retrieve`` is of an unsupported type, or has other settings than when
+            it gave the earlier answers.
+        DataFormatError: The log cannot be read, fewer than 20 questions have labels, or the answers without retrieval
+            are all right or all wrong.
         ModelLoadError: ``options.init_from`` cannot be read, or its method is neither ``"heads"`` nor ``"probe"``.
         RGateError: That gate could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
