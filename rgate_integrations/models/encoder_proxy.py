@@ -101,10 +101,10 @@ class EncoderProxy(HasStates):
         return results
 
     def join(self, text: Segmented) -> tuple[str, list[Range]]:
-        """Return one text, the end of the history and the request, and the ranges to pool: the request's segments.
+        """Return one text, the end of the history followed by the request, and the ranges of characters to pool.
 
-        If there is a history, the range of the whole request comes first. The history is not pooled: it only
-        contributes through attention.
+        The ranges are those of the request's segments. If there is a history, the range of the whole request comes
+        before them. The history itself is not pooled: it only contributes through attention.
         """
         history = self.encoder.keep_end(text.history, _MAX_HISTORY)
         request, ranges = join_segments(text.lines)
@@ -134,5 +134,5 @@ def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
 
 
 def _select(pooled: Float32Array, layers: Sequence[PooledLayer], numbers: Sequence[int]) -> Float32Array:
-    """Return the requested layers, in their order, from pooled states, shape (..., layers, 384)."""
+    """Return the requested ``layers`` of ``pooled``, shape (..., layers, 384), which has the layers ``numbers``."""
     return pooled[..., [numbers.index(layer) for layer, _, _ in layers], :]

@@ -159,7 +159,7 @@ class TransformersProxy(LanguageModel, HasStates):
         return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
 
     def answer(self, messages: Sequence[Mapping[str, str]], options: GenerationOptions) -> StreamedAnswer:
-        """Return the answer to a conversation, which is generated as its chunks are read.
+        """Return the answer to a conversation. It is generated lazily, as its chunks are read.
 
         Args:
             messages: The turns, each with ``role`` and ``content``.
@@ -262,7 +262,7 @@ class TransformersProxy(LanguageModel, HasStates):
 
     @contextmanager
     def using(self, adapter: str | None = None) -> Iterator[ModelRunner]:
-        """Hold the model with an adapter switched on, or with only the base weights."""
+        """Hold the model in the ``with`` block, with ``adapter`` switched on, or none for None. Yields its runner."""
         with self._locked_runner() as runner:
             import torch
 
@@ -327,7 +327,7 @@ class TransformersProxy(LanguageModel, HasStates):
                 half = len(indices) // 2
                 if half == 0:
                     raise
-                _log.warning("Out of memory with a batch of %d on %s: halving it.", len(indices), self.name)
+                _log.warning("Out of memory with %d texts in %s: halving the batch.", len(indices), self.name)
                 pending[:0] = [indices[:half], indices[half:]]
             else:
                 results.update(zip(indices, batch_results, strict=True))

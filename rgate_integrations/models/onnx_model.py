@@ -55,7 +55,7 @@ class OnnxSession:
         self._session = None
 
     def run(self, outputs: Sequence[str], inputs: Mapping[str, Any]) -> list[Any]:
-        """Return the named outputs for some inputs."""
+        """Return the graph's outputs of the given names, in that order; ``inputs`` are arrays by name."""
         if self._session is None:
             self._session = self._open()
         results: list[Any] = self._session.run(outputs, inputs)
@@ -195,7 +195,8 @@ def pack_texts(
 
     Returns:
         Three values: each token's position in its text; the graph's inputs ``rows``, the index of each token by text
-        and position, and ``tokens``, the places in ``rows`` without filler; and where each text but the first begins.
+        and position, and ``tokens``, the flat indices of ``rows`` without filler; and the index at which each text
+        but the first begins.
     """
     lengths = np.array(list(map(len, texts)))
     begins = lengths.cumsum() - lengths

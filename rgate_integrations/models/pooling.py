@@ -18,8 +18,8 @@ class PooledLayer(NamedTuple):
 
     Attributes:
         layer: The layer, from 0 (the embedding) to the number of layers (the output after the final norm).
-        span: The tokens of the question, of the whole prompt, of the draft, or of prompt and draft together.
-            Prompts include control tokens. If there is no question or no draft, its span is the whole prompt.
+        span: The tokens of the ``"question"``, of the whole ``"prompt"``, of the ``"draft"``, or of ``"all"``: prompt
+            and draft. Prompts include control tokens. Without a question or a draft, its span is the whole prompt.
         pooling: ``"mean"`` over the span, or its ``"last"`` token.
     """
 
@@ -66,7 +66,7 @@ def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
 def pool_states(
     states: Mapping[int, Any], question: range, prompt: int, draft: int, layers: Sequence[PooledLayer]
 ) -> list[Any]:
-    """Pool the states of one text to one vector per item of ``layers``.
+    """Return one vector per item of ``layers``, shape (hidden size,), pooled from the states of one text.
 
     Args:
         states: Arrays or tensors by layer number, each of shape (tokens, hidden size).

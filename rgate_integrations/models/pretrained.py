@@ -98,7 +98,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
     Args:
         model: A causal language model on transformers.
         adapter: Folder or Hub id.
-        name: Its name in the model.
+        name: The adapter's name in the model.
 
     Raises:
         ModelLoadError: The adapter cannot be read, does not fit the model, is an activated LoRA, or has

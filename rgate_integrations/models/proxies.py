@@ -30,14 +30,14 @@ from rgate_integrations.prompts import PromptTemplate
 
 
 def gate_proxy(name: str) -> HasStates:
-    """Return the proxy for a name: the encoder, the reader for the default model, or else a local model."""
+    """Return an `EncoderProxy` for the encoder's name, a `ReaderProxy` for `DEFAULT_MODEL`, or else a local model."""
     if name == ENCODER:
         return EncoderProxy()
     return ReaderProxy() if name == DEFAULT_MODEL else local.shared_proxy(name)
 
 
 def language_model(proxy: Proxy) -> LanguageModel:
-    """Return the proxy itself if it generates and scores text; for the reader, the whole default model.
+    """Return the proxy itself if it generates and scores text; for a `ReaderProxy`, the whole default model.
 
     Raises:
         EvidenceError: The proxy is not a `LanguageModel`.
@@ -57,8 +57,8 @@ def state_reader(
 ) -> HasStates:
     """Return the model that reads hidden states for a proxy.
 
-    The default proxy has only the first layers of a model. The whole model replaces it for prompts and layers that
-    it cannot read, and for a draft that the model wrote itself.
+    A `ReaderProxy` has only the first layers of the default model. The whole model replaces it for prompts and layers
+    that the `ReaderProxy` cannot read, and for a draft that the whole model wrote. Other proxies read for themselves.
 
     Args:
         proxy: The proxy.
@@ -96,7 +96,7 @@ def read_states(
     drafts: Sequence[Draft] | None,
     layers: Sequence[PooledLayer],
 ) -> list[HiddenStates]:
-    """Return the pooled hidden states of prompts and drafts; reuse those that a local LLM kept while writing.
+    """Return the pooled hidden states of prompts and drafts. Those that a local LLM kept while writing are reused.
 
     Args:
         proxy: The proxy.

@@ -96,7 +96,7 @@ class Reader(OnnxModel, TextEncoder):
         drafts: Sequence[str | Sequence[int]] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states; see `rgate_integrations.models.base.HasStates.hidden`.
+        """Return pooled hidden states of questions and drafts; see `rgate_integrations.models.base.HasStates.hidden`.
 
         Args:
             questions: The questions.
@@ -110,7 +110,7 @@ class Reader(OnnxModel, TextEncoder):
         ]
 
     def request_states(self, texts: Sequence[Segmented], layers: RequestLayers) -> list[RequestStates]:
-        """Pool hidden states of requests; see `rgate_integrations.models.base.HasStates.request_states`."""
+        """Return pooled hidden states of requests; see `rgate_integrations.models.base.HasStates.request_states`."""
         rows = _drop_unread(list(map(self.encode_segments, texts)), layers.every)
         results = []
         for row, states in zip(rows, self._read(rows, layer_numbers(layers.every)), strict=True):
@@ -218,7 +218,7 @@ def pool_row(
 
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
-    """Return whether the reader can provide these states for this prompt."""
+    """Return whether a `Reader` can provide these states for this prompt; False without layers."""
     is_pooled = all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
     return prompt == ANSWER and len(layers) > 0 and is_pooled
 
@@ -250,14 +250,14 @@ class ReaderProxy(HasStates):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states that `can_read` allows; see `HasStates.hidden`."""
+        """Return pooled hidden states that `can_read` allows; see `HasStates.hidden`."""
         texts = [draft_tokens_or_text(draft, DEFAULT_MODEL) for draft in drafts or ()]
         return self.reader.hidden([fields["question"] for fields in values], texts, layers)
 
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
-        """Pool hidden states that `can_read` allows, in one pass; see `HasStates.request_states`."""
+        """Return pooled hidden states that `can_read` allows, from a single pass; see `HasStates.request_states`."""
         return self.reader.request_states(texts, layers)
 
     def truncate(self, text: str, tokens: int) -> str | None:

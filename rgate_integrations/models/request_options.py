@@ -129,7 +129,7 @@ class ServerHabits:
         return sent
 
     def find_refused(self, refusal: str, sent: Mapping[str, Any]) -> str:
-        """Return a field that a refusal mentions and that may be left out; empty if there is none."""
+        """Return a field of ``sent`` that the server's refusal mentions and that may be left out; empty if none."""
         for name in _OPTIONAL:
             if (
                 name in sent

