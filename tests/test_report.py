@@ -58,7 +58,7 @@ def test_the_error_for_another_file_names_its_first_problem_alone(tmp_path, resu
     """Regression: pydantic's list of all problems was quoted, 209,000 characters for 300 bad questions."""
     wrong = result | {"questions": [{"p_known": "high"}] * 300}
     with pytest.raises(
-        DataFormatError, match=r"r.json' is not a result of an evaluation: questions\.0\."
+        DataFormatError, match=r"r.json' cannot be read as a result of an evaluation: questions\.0\."
     ) as caught:
         read_results([write(tmp_path / "r.json", wrong)])
     assert len(str(caught.value)) < 400

@@ -167,7 +167,7 @@ class Encoder(OnnxModel):
         return mapping["ids"], [end for _, end in mapping["offsets"]]
 
     def tokens(self, text: str, parts: Sequence[Range] = (), *, prefix: Prefix = "query: ") -> Tokens:
-        """Return a text's token ids, with prefix and end token, and the token ranges of ``parts``; see `encode`."""
+        """Return a text's token ids, with prefix and end token, and the token ranges of the text and of ``parts``."""
         before = self._tokens_before(prefix)
         tokens, ends = self._tokenize(text) if parts else (self.ids(text), [])
         ids, ends = [*before, *tokens[:MAX_TOKENS], _END], ends[:MAX_TOKENS]

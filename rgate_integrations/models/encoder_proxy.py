@@ -59,7 +59,7 @@ class EncoderProxy(HasStates):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states of questions; see `HasStates.hidden`.
+        """Return pooled hidden states of questions; see `HasStates.hidden`.
 
         Raises:
             EvidenceError: ``drafts`` is not None, a layer is not between 1 and 16, or something other than a
@@ -78,7 +78,7 @@ class EncoderProxy(HasStates):
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
-        """Pool hidden states of requests and of their segments in one pass; see `HasStates.request_states`.
+        """Return pooled states of requests and of their segments, from a single pass; see `HasStates.request_states`.
 
         Raises:
             EvidenceError: A layer is not between 1 and 16, or something other than a mean over the question is

@@ -17,7 +17,7 @@ _serving = threading.Event()
 
 
 def forbid_downloads() -> None:
-    """Forbid first-use downloads of catalogue entries in this process. A server calls it, as its clients would wait.
+    """Forbid first-use downloads of catalogue entries in this process. Servers call this: their clients would wait.
 
     `rgate_integrations.models.download.download` and Hugging Face's downloads of Hub ids are still allowed.
     """

@@ -196,7 +196,7 @@ class TransformersProxy(LanguageModel, HasStates):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states over each prompt and its draft, if any; see `HasStates.hidden`."""
+        """Return hidden states pooled over each prompt and its draft, if any; see `HasStates.hidden`."""
         rows = self._encode(prompt, values, drafts)
         states = self._in_batches(lambda runner, batch: runner.hidden(batch, layers), rows)
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]

@@ -97,7 +97,7 @@ class ModelRunner:
         self._adapter = adapter
 
     def generate(self, rows: Sequence[EncodedPrompt], tokens: int, temperature: float = 0.0) -> list[Draft]:
-        """Return one draft per prompt, its continuation; all prompts have the same template.
+        """Return one draft per prompt: its continuation. All prompts must have the same template.
 
         Args:
             rows: The prompts.
@@ -167,7 +167,7 @@ class ModelRunner:
         )
 
     def score(self, rows: Sequence[EncodedPrompt], targets: Sequence[str]) -> list[tuple[float, ...]]:
-        """Return the log-probability of each target as a whole, per prompt; all prompts have the same template."""
+        """Return, per prompt, the log-probability of each whole target. All prompts must have the same template."""
         ids, mask = self._padded(rows)
         prompts = self.forward(ids, mask, logits_to_keep=1)
         first = torch.log_softmax(prompts.logits.float(), dim=-1)
@@ -187,7 +187,7 @@ class ModelRunner:
         return list(zip(*scores, strict=True))
 
     def hidden(self, rows: Sequence[EncodedPrompt], layers: Sequence[PooledLayer]) -> list[Float32Array]:
-        """Pool the hidden states of each prompt with the text after it, to shape (layers, hidden size) per row."""
+        """Return the pooled states of each prompt with the text after it, each of shape (layers, hidden size)."""
         ids, mask = self._padded(rows)
         states = self.forward(ids, mask, logits_to_keep=1, output_hidden_states=True).hidden_states
         results = []
@@ -228,7 +228,7 @@ class ModelRunner:
 def pad_left(
     rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad rows on the left; returns token ids and a mask that is 0 for padding, each of shape (rows, longest)."""
+    """Return rows padded on the left, and a mask that is 0 for padding, both of shape (rows, longest row)."""
     texts = [torch.tensor(row, device=device) for row in rows]
     pad = partial(pad_sequence, batch_first=True, padding_side="left")
     return pad(texts, padding_value=pad_token_id), pad(list(map(torch.ones_like, texts)))
@@ -237,7 +237,7 @@ def pad_left(
 def choose_tokens(
     logits: torch.Tensor, temperature: float, generators: Sequence[torch.Generator]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the next token of each row; returns ids and log-probabilities, each of shape (rows,).
+    """Choose the next token of each row, and return ids and log-probabilities, both of shape (rows,).
 
     Sampling adds Gumbel noise to the scaled logits and takes the maximum, which draws exactly from the softmax. Each
     row has its own generator, so that a sample does not depend on its batch.

@@ -207,7 +207,7 @@ def pool_row(
     layers: Sequence[PooledLayer],
     segment: tuple[int, int] | None = None,
 ) -> Float32Array:
-    """Pool the states of a text, or of one segment of its question, to shape (layers, hidden size).
+    """Return the pooled states of a text, or of one segment of its question, shape (layers, hidden size).
 
     Without layers, the shape is (0,).
     """

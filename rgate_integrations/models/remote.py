@@ -164,7 +164,7 @@ class RemoteModel(LanguageModel):
         rests = [target[len(prefix) :] for target in targets]
         if "" in rests:
             raise EvidenceError(
-                f"The target {prefix!r} is a prefix of another, so they cannot be compared.",
+                f"The target text {prefix!r} is the beginning of another target, so the two cannot be compared.",
                 hint="Choose targets of which none begins with another.",
             )
         options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
@@ -223,7 +223,7 @@ class RemoteModel(LanguageModel):
         adapter: str | None = None,
         prefix: str = "",
     ) -> _Request:
-        """Return path and body of the request for one prompt, whose answer starts with ``prefix``."""
+        """Return path and body of the request for one prompt. ``prefix`` is already written of the answer."""
         # A server interprets the text of control tokens, so a question must not contain any.
         clean = {name: strip_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
@@ -243,7 +243,7 @@ class RemoteModel(LanguageModel):
     # --- the server ------------------------------------------------------------------------------------------
 
     def _ask(self, requests: Sequence[_Request], *, needs_logprobs: bool) -> list[Completion]:
-        """Send requests concurrently; the server batches them.
+        """Send requests concurrently, and return their completions in order.
 
         Raises:
             ServerError: All requests failed, the first because the server cannot be used: repeating them is

@@ -165,7 +165,7 @@ class ServerHabits:
         return self._read(draft, longer=longer)
 
     def _read(self, draft: Draft, *, longer: bool) -> Draft:
-        """Record whether the model thought, and return the draft; without its text if that is all thoughts."""
+        """Record whether the model thought, and return the draft, without its text if that consists of thoughts."""
         # Thoughts may be neither shown nor counted. An answer that needed more tokens came after thoughts.
         self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))
         if longer and not draft.thinking_tokens and not draft.finished:

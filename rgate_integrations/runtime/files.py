@@ -389,14 +389,14 @@ class JsonlLog:
             is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
         if not is_ours:
             raise DataFormatError(
-                f"{str(self.path)!r} exists, and contains something other than the records of this log.",
+                f"{str(self.path)!r} already exists, and is not a log of this kind.",
                 hint="Choose another file.",
             )
         return len(last) if is_torn else 0
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a regular file; a new one is private to its owner. A device, which may be endless, raises an `OSError`."""
+    """Open a regular file, and return its descriptor; only the owner may read a new one. Devices raise `OSError`."""
     descriptor = os.open(path, flags, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

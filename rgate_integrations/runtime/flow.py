@@ -28,7 +28,7 @@ _log = logging.getLogger("rgate_integrations")
 
 
 class Step(ABC):
-    """Something a flow waits for, such as a request to an LLM, which can run blocking or async."""
+    """Something that a `Flow` yields and waits for, such as a request to an LLM. It can run blocking or async."""
 
     @abstractmethod
     def run(self) -> Any:

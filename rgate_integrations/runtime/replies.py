@@ -97,11 +97,11 @@ def split_thoughts(text: str) -> Reply:
 
 
 def read_reply(message: Any) -> Reply:
-    """Return the thoughts and the answer in a message, or in a chunk of one: a server's JSON or a framework's object.
+    """Return the thoughts and the answer in a message or in a chunk of one.
 
-    Thoughts are in a separate field (``reasoning_content``, ``reasoning``, ``thinking``), or in a block of the
-    content (OpenAI's Responses, Anthropic, Gemini, LangChain, LlamaIndex). For thoughts in the text, use
-    `split_thoughts`.
+    The message is a server's JSON or a framework's object. Its thoughts are in a field (``reasoning_content``,
+    ``reasoning``, ``thinking``), or in a block of the content (OpenAI's Responses, Anthropic, Gemini, LangChain,
+    LlamaIndex). For thoughts in the text itself, use `split_thoughts`.
     """
     content = get_field(message, "content") or get_field(message, "text")
     blocks = get_field(message, "blocks") or content

@@ -55,7 +55,7 @@ class Segmented:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether it is one segment, without earlier turns."""
+        """Whether the request is a single segment, without earlier turns."""
         return not self.history and len(self.segments) == 1
 
 

@@ -82,7 +82,7 @@ def redact(message: object, *private: object) -> str:
 
 
 def normalise_answers(answers: Sequence[str]) -> list[str]:
-    """Normalise answers for comparing them with each other.
+    """Return answers in a normalised form, in which answers that agree are equal; see `normalise`.
 
     Each empty text, refusal and tool call becomes unique, so that two of them never count as agreeing.
 
@@ -114,9 +114,7 @@ def contains_answer(text: str, answer: str) -> bool:
 
 
 def is_correct(answer: str, gold: Sequence[str]) -> bool:
-    """Return whether an answer contains a gold answer; such answers are labelled right.
-
-    Gold answers that normalise to nothing never match.
+    """Return whether an answer contains one of the gold answers, see `contains_answer`; False if there are none.
 
     >>> is_correct("I do not know.", ["no"]), is_correct("No, it is not.", ["no", "never"])
     (False, True)

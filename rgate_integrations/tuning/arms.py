@@ -126,7 +126,7 @@ Arm: TypeAlias = ModelArm | ObjectArm
 
 
 def as_arm(source: Any, argument: str) -> Arm:
-    """Return an arm that answers with a model or an object from your application.
+    """Return an arm, a way to answer questions, that uses a model or an object from your application.
 
     Args:
         source: An `Arm`; a `LanguageModel`; a LangChain runnable that takes the question; a

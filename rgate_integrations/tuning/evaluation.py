@@ -33,7 +33,7 @@ _SMALL_DRIFT, _LARGE_DRIFT = 0.1, 0.25  # the usual rule of thumb for the popula
 
 @dataclass(frozen=True)
 class JudgedQuestions:
-    """A gate's decisions about questions with labels for both arms; all arrays have shape (n,).
+    """A gate's decisions about questions, with labels for both arms, direct and retrieve. All arrays have shape (n,).
 
     Attributes:
         p: P(known); 0 for failures and for overrides that retrieve, 1 for overrides that skip.
@@ -67,7 +67,7 @@ def judge(
     draft: DraftKind = "proxy",
     progress: Progress = no_progress,
 ) -> JudgedQuestions:
-    """Return a gate's decisions about paired questions, with the labels for both arms.
+    """Return a gate's decisions about paired questions, those with labels for both arms (direct and retrieve).
 
     Args:
         gate: The gate.

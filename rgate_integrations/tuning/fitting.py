@@ -50,13 +50,13 @@ class Readings:
 
 @dataclass(frozen=True)
 class FittedGate:
-    """A fitted gate, and scores of its questions from fits that have not seen them.
+    """A fitted gate, and the P(known) of each of its questions from a fit that has not seen the question.
 
     Attributes:
         artifact: The gate, in the form in which it is saved.
         choice: Its threshold and guarantee.
         indices: Indices of the labelled questions used for the fit, shape (n,).
-        p: These scores: P(known) of each question, shape (n,).
+        p: This P(known), shape (n,).
         auc: AUC of `p` for "right without retrieval".
         auc_before: The same for the prior, the gate that was corrected.
     """
@@ -137,7 +137,8 @@ def fit_gate(
         labels: The labelled answers.
         readings: The prior's decisions about their questions, and hidden states.
         policy: Chooses the threshold, on scores from fits that have not seen the question.
-        tokens: Tokens of the partial answer to read, which need log-probabilities; 0 for the question alone.
+        tokens: Number of tokens of each partial answer to read, or 0 for the question alone. If above 0, answers
+            without log-probabilities are left out.
         seed: Seed of the folds, and of the sample of questions for the principal components.
         facts: Further provenance, as JSON values.
         llm: Name of the LLM.
@@ -183,7 +184,7 @@ def fit_gate(
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
-    """Return the gate; its weight and bias include the basis, so the gate multiplies the states only once."""
+    """Return the gate as saved. Its weight and bias include the basis, so it multiplies the states once."""
     components = basis.projection.shape[1]
     (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + components, -1])
     weight = basis.projection @ states

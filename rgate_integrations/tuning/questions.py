@@ -277,9 +277,9 @@ def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
 
 
 def _is_right(record: Record, question: Question, arm: str) -> bool:
-    """Return whether an answer is right: its label or, without one, whether it contains a gold answer.
+    """Return the label of a record's answer or, without a label, whether the answer contains a gold answer.
 
-    ``arm`` is the beginning of its keys: ``"closed_book"`` or ``"rag"``.
+    ``arm`` is the beginning of the record's keys for it: ``"closed_book"`` or ``"rag"``.
     """
     label = record.fields.get(f"{arm}_correct")
     if label in (True, False):
@@ -323,14 +323,14 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
 
 
 def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[Draft | None]:
-    """Return the recorded draft of each question, or None for each if ``kind`` is not ``"recorded"``.
+    """Return each question's recorded draft, or a list of None if ``kind`` is not ``"recorded"``.
 
     Raises:
         ConfigurationError: ``kind`` is not one of `DraftKind`.
         DataFormatError: ``kind`` is ``"recorded"``, and a question has no recorded draft.
     """
     if kind not in get_args(DraftKind):
-        raise ConfigurationError(f"draft must be proxy, recorded or none, not {kind!r}.")
+        raise ConfigurationError(f'draft= (--draft) must be "proxy", "recorded" or "none", not {kind!r}.')
     if kind != "recorded":
         return [None] * len(questions)
     for question in questions:

@@ -68,7 +68,7 @@ def read_results(paths: str | Path | Sequence[str | Path]) -> list[Result]:
             results.append(Result.model_validate(parse_json(read_file(path, _MAX_RESULT_BYTES))))
         except (OSError, ValueError) as error:
             raise DataFormatError(
-                f"{str(path)!r} is not a result of an evaluation: {first_problem(error)}.",
+                f"{str(path)!r} cannot be read as a result of an evaluation: {first_problem(error)}.",
                 hint="Make one with rgate evaluate … --out FILE.",
             ) from error
     return results
@@ -159,7 +159,7 @@ def _count_tokens(answer: Draft) -> float:
 def write_page(
     labels: Labels, question: FittedGate, answer_first: FittedGate | None, readings: Readings, notes: Notes
 ) -> str:
-    """Return the report on a tuned gate: a self-contained HTML page.
+    """Return the report on a tuned gate, as a self-contained HTML page.
 
     Each question's P(known) is from a fit that has not seen the question or, for the shipped gate, from the prior:
     the gate from which tuning started.

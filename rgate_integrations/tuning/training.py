@@ -229,7 +229,7 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
     if not question.gold:
         raise DataFormatError(
             f"{question.text[:60]!r} has no gold_answers.",
-            hint="Add gold answers: ADAPT-LLM also learns to answer.",
+            hint='Add "gold_answers": ["…"], because the adapt gate also learns to answer.',
         )
     if example.known:
         return [Pair(PARAMETRIC_PROMPT, values, question.gold[0])]
@@ -261,7 +261,7 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
 
 
 def _print_claims(record: Record) -> str:
-    """Return a record's claims as the rewriter should write them; empty if it has none or our parser loses one."""
+    """Return a record's claims as the rewriter should write them; empty without claims or if our parser loses one."""
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
         raise record.error("claims is missing or not a list")
