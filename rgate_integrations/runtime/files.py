@@ -389,7 +389,7 @@ class JsonlLog:
             is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
         if not is_ours:
             raise DataFormatError(
-                f"{str(self.path)!r} already exists, and is not a log of this kind.",
+                f"{str(self.path)!r} already contains something other than records of this kind.",
                 hint="Choose another file.",
             )
         return len(last) if is_torn else 0
