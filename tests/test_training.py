@@ -34,7 +34,7 @@ GOOD = '{"question": "who?", "closed_book_correct": true}\n'
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "bad.jsonl has no new questions"),
+        ("", "bad.jsonl has no questions, because it is empty"),
         (GOOD + "{", "line 2: not JSON"),
         (GOOD + "[1]", "line 2: not a JSON object"),
         (GOOD + '{"question": "x"}', "line 2: closed_book_correct must be"),
@@ -55,7 +55,7 @@ def test_a_repeated_question_counts_once(tmp_path):
     files = read_examples([first, second])
     found = [(e.question.text, e.known, e.question.dataset) for file in files for e in file.examples]
     assert found == [("Who is it?", True, "a"), ("what?", False, "d"), ("where?", True, "b")]
-    with pytest.raises(DataFormatError, match=r"a\.jsonl"):
+    with pytest.raises(DataFormatError, match=r"a\.jsonl has no new questions: earlier files have them all\."):
         read_examples([first, first])
 
 

@@ -53,7 +53,7 @@ class ModelRunner:
     Args:
         model: The model, on its device.
         tokenizer: Its fast tokenizer.
-        name: The proxy's name, for drafts.
+        name: The model's name, which its drafts carry.
         check_open: Called before each token; raises when the process is exiting.
 
     Attributes:

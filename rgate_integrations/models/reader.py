@@ -57,7 +57,7 @@ _WINDOW, _OVERLAP = 256, 64
 
 
 class ReaderRow(NamedTuple):
-    """One text in tokens.
+    """A question, with earlier turns before it and an answer's beginning after it, in tokens.
 
     Attributes:
         ids: Tokens of history, question, the rest of the prompt, and the answer.
@@ -191,7 +191,7 @@ class Reader(OnnxModel, TextEncoder):
 
 
 def _drop_unread(rows: list[ReaderRow], layers: Sequence[PooledLayer]) -> list[ReaderRow]:
-    """Cut off what follows each question if only questions are pooled: later tokens do not change their states."""
+    """Return rows without what follows the question if only questions are pooled, whose states it does not change."""
     if any(span != "question" for _, span, _ in layers):
         return rows
     shorter = []

@@ -124,7 +124,7 @@ def label(
         answers: The answers; verdicts of a judge are kept with them, see `ask_judge`.
         kind: How to label; see `LabelKind`.
         judge: The model that judges; ``"judge"`` needs it, and ``"auto"`` uses it if there is one.
-        embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
+        embedder: Detects answers with the same meaning, for ``"agreement"``; when None, only words are compared.
         concurrency: Maximum concurrent calls of the judge.
         progress: Progress callback: ``(label, done, total)``.
 

@@ -170,11 +170,11 @@ class DataFile:
         Raises:
             DataFormatError: There are no examples.
         """
+        hint = "Add questions, or leave this file out."
+        if not examples and next(read_records(path), None) is None:
+            raise DataFormatError(f"{path} has no questions, because it is empty.", hint=hint)
         if not examples:
-            raise DataFormatError(
-                f"{path} has no new questions: the file is empty, or earlier files have them all.",
-                hint="Add questions, or leave this file out.",
-            )
+            raise DataFormatError(f"{path} has no new questions: earlier files have them all.", hint=hint)
         return cls(path.name, hashlib.sha256(expand(path).read_bytes()).hexdigest(), tuple(examples))
 
     def as_provenance(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def read_examples(
     label: str = LABEL,
     targets: Mapping[str, float] | None = None,
 ) -> list[DataFile]:
-    """Read files of labelled questions, without repetitions within or across files.
+    """Read files of labelled questions, without repetitions within or across files (compared after `normalise`).
 
     Each line needs ``question`` and, without ``targets``, the label; ``closed_book_text``, ``gold_answers``,
     ``context`` and ``dataset`` are optional.

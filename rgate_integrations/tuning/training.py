@@ -169,7 +169,8 @@ class Pair:
         values: Values of its fields.
         target: The text that the model should write.
         weight: Weight of the pair in the loss; a soft label becomes two pairs.
-        ends: Whether an end-of-turn token follows the target. False for verdicts that are only scored.
+        ends: Whether the end of an answer follows the target: a stop token or, if the prompt stops at one, a line
+            feed. False for verdicts that are only scored.
     """
 
     prompt: PromptTemplate

@@ -52,7 +52,7 @@ class TuneOptions:
         labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
         judge: A model that judges answers against gold ones; ``labels="judge"`` needs one.
         max_questions: Maximum number of questions to ask, drawn at random, at least 1; all when None.
-        embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
+        embedder: Detects answers of the same meaning, for ``labels="agreement"``; when None, only words are compared.
         concurrency: Maximum concurrent calls, at least 1; your own objects are called from worker threads.
         tokens: Tokens of a partial answer that the answer-first gate reads, at least 1.
         num_samples: Number of additional answers per question without retrieval, sampled at temperature 1, at least
