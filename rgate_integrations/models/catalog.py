@@ -304,10 +304,10 @@ def catalogue_names(*kinds: EntryKind) -> list[str]:
 
 
 def entry(name: str, kind: EntryKind | None = None) -> Entry:
-    """Return a catalogue entry; with ``kind``, only one of that kind.
+    """Return the catalogue entry of a name.
 
     Raises:
-        UnknownNameError: There is no such entry.
+        UnknownNameError: There is no such entry or, with ``kind``, it is of another kind.
     """
     known = catalogue_names(kind) if kind else list(CATALOGUE)
     if name not in known:

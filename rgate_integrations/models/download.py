@@ -90,7 +90,7 @@ def cached_path(name: str) -> Path | None:
 
 
 def fetch_path(name: str, what: str) -> Path:
-    """Return the folder of a catalogue entry, downloading it on first use unless that is forbidden here.
+    """Return the folder of a catalogue entry, and download it first if it is missing and downloads are not forbidden.
 
     A line on standard error says what is downloaded, and where to. If several threads or processes need it, one
     downloads it and the others wait.

@@ -47,7 +47,7 @@ class EncoderProxy(HasStates):
         """The encoder, shared in the process.
 
         Raises:
-            ModelLoadError: It is missing and may not be downloaded here, or it cannot be loaded.
+            ModelLoadError: It is missing while downloads are forbidden, or it cannot be loaded.
             DownloadError: It is missing, and could not be downloaded.
         """
         return Encoder.shared(fetch_path(ENCODER, "gate's model"))

@@ -28,8 +28,8 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` for bfloat16 on CUDA and float32 elsewhere.
 
     Raises:
-        ModelLoadError: It is not a causal language model, cannot be loaded, is missing and may not be downloaded
-            here, or its weights are not safetensors.
+        ModelLoadError: It is not a causal language model, cannot be loaded or moved to the device, is missing while
+            downloads are forbidden, or its weights are not safetensors.
         DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
         ImportError: The extra ``local`` is not installed.
@@ -64,7 +64,7 @@ def load_tokenizer(name: str) -> Any:
     """Load a model's tokenizer.
 
     Raises:
-        ModelLoadError: The model has no tokenizer that can be loaded, or is missing and may not be downloaded here.
+        ModelLoadError: The model has no tokenizer that can be loaded, or is missing while downloads are forbidden.
         DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
         ImportError: The extra ``local`` is not installed.
@@ -102,8 +102,8 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
 
     Raises:
         ModelLoadError: The adapter cannot be read, does not fit the model, is an activated LoRA, or has
-            weights that are not safetensors; or peft is not installed. Do not use the model any more, because
-            a part of the adapter may be in it.
+            weights that are not safetensors; or peft is not installed. Do not use the model after this error,
+            because a part of the adapter may be in it.
     """
     try:
         from peft import PeftConfig

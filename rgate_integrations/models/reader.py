@@ -238,7 +238,7 @@ class ReaderProxy(HasStates):
         """The reader, shared within the process.
 
         Raises:
-            ModelLoadError: The model is missing and may not be downloaded here, or it cannot be loaded.
+            ModelLoadError: The model is missing while downloads are forbidden, or it cannot be loaded.
             DownloadError: The model is missing and could not be downloaded.
         """
         return Reader.shared(fetch_path(READER, "gate's model"))

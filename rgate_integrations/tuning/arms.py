@@ -99,7 +99,7 @@ class ModelArm:
 
 @dataclass(frozen=True)
 class ObjectArm:
-    """A callable from your application that takes one question; `read_answer` interprets its result.
+    """An arm that answers with a callable from your application; `read_answer` interprets the callable's results.
 
     Attributes:
         call: Answers one question.

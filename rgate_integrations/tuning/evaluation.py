@@ -356,8 +356,8 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
 def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 10) -> float:
     """Return the expected calibration error, in [0, 1].
 
-    It is the mean distance between probability and share of positives over bins of equal width, weighted by
-    the number of items in a bin.
+    Items are put into bins of equal width by ``p``. The error is the mean distance between a bin's mean ``p`` and its
+    share of positives, weighted by the number of its items.
     """
     bin_index = np.minimum((p * bins).astype(int), bins - 1)
     # The sum of p - label over a bin is its size times the distance of its means.

@@ -135,7 +135,7 @@ def fit_gate(
 
     Args:
         labels: The labelled answers.
-        readings: The prior's decisions about their questions, and hidden states.
+        readings: The decisions of the prior, the gate to be corrected, about their questions, and hidden states.
         policy: Chooses the threshold, on scores from fits that have not seen the question.
         tokens: Number of tokens of each partial answer to read, or 0 for the question alone. If above 0, answers
             without log-probabilities are left out.

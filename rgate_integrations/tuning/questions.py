@@ -200,7 +200,7 @@ def read_examples(
 
     Args:
         paths: A JSONL file, plain or gzipped, or several.
-        label: Key of the label, a boolean or decimal number in [0, 1]; or ``"match_ratio"`` for SlimPLM's
+        label: Key of the label, which is a boolean or a number in [0, 1]; or ``"match_ratio"`` for SlimPLM's
             label, which is computed from ``gold_answers`` and ``closed_book_text``.
         targets: Labels by text of the question, in [0, 1], which replace those in the files.
 
