@@ -43,7 +43,7 @@ _CLOSE_SECONDS = 10.0
 
 
 class ModelLock:
-    """Lets one thread at a time use a model; a waiting thread goes before the one that has just used it.
+    """Lets one thread at a time use a model. A waiting thread goes before the one that has just used it.
 
     A streamed answer takes the lock once per token.
     """
@@ -284,7 +284,7 @@ class TransformersProxy(LanguageModel, HasStates):
     def _encode(
         self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft] | None = None
     ) -> list[EncodedPrompt]:
-        """Encode prompts, continued by drafts; a draft that this model wrote keeps its own tokens."""
+        """Return the encoded prompts, continued by drafts. A draft that this model wrote keeps its own tokens."""
         rows = []
         for i, fields in enumerate(values):
             row = self.encoder.encode(prompt, fields)

@@ -267,7 +267,7 @@ def pool_tensors(
     draft: int,
     layers: Sequence[PooledLayer],
 ) -> Float32Array:
-    """Pool the states of one text to shape (layers, hidden size); see `pool_states`."""
+    """Return the pooled states of one text, shape (layers, hidden size); see `pool_states`."""
     return torch.stack(pool_states(states, question, prompt, draft, layers)).cpu().numpy()
 
 

@@ -249,7 +249,7 @@ class RemoteModel(LanguageModel):
             ServerError: All requests failed, the first because the server cannot be used: repeating them is
                 useless.
             EvidenceError: All requests failed, the first because the server refused it; or only some failed.
-                Evidence is then computed again for each question alone.
+                The gate then computes the evidence again for each question alone.
         """
         outcomes = run_requests(self._ask_all(requests, needs_logprobs))
         completions = [outcome for outcome in outcomes if isinstance(outcome, tuple)]

@@ -178,7 +178,7 @@ class StreamedAnswer:
         yield TextChunk(self.text[sent:], tuple(tokens))
 
     def states(self, question: range, layers: Sequence[PooledLayer], tokens: int) -> Float32Array:
-        """Pool the kept states of the prompt and the answer's first tokens, to shape (layers, hidden size).
+        """Return the pooled states of the prompt and the answer's first tokens, shape (layers, hidden size).
 
         Args:
             question: Positions of the question in the prompt.

@@ -23,7 +23,7 @@ _Vectors = TypeVar("_Vectors", Float32Array, Float64Array)
 
 
 def unit(vectors: _Vectors) -> _Vectors:
-    """Scale vectors, shape (vectors, dimension), to length 1; zero vectors stay zero."""
+    """Return vectors, shape (vectors, dimension), scaled to length 1. Zero vectors stay zero."""
     # A zero vector stays zero, so that its cosine with anything is 0 and not NaN.
     scaled: _Vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return scaled

@@ -28,7 +28,7 @@ _JSON_ESCAPE = re.compile(
 
 
 def normalise(text: str) -> str:
-    """Lower-case a text; drop punctuation, English articles and extra white space, as SQuAD does.
+    """Return a text in lower case, without punctuation, English articles and extra white space, as SQuAD does.
 
     Long dashes, and Arabic, Indian, Chinese and Japanese punctuation, count as white space.
 

@@ -288,7 +288,7 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
 
     Args:
         quantiles: Evenly spaced quantiles of P(known) at calibration, in ascending order.
-        n: Number of calibration questions.
+        n: Number of questions at calibration.
         logged: P(known) of logged decisions, at least 50.
         threshold: The gate's threshold.
 

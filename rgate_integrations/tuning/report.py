@@ -152,7 +152,7 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
 
 
 def _count_tokens(answer: Draft) -> float:
-    """Return the number of tokens of an answer and its thinking; estimated if the server does not list tokens."""
+    """Return the number of tokens of an answer and its thinking, estimated if the server does not list tokens."""
     return answer.thinking_tokens + (len(answer.tokens) or len(answer.text) / 4)  # 4 characters per token
 
 
