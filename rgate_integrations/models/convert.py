@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Save a GGUF file as a Hugging Face folder: weights (safetensors), tokenizer, chat template, generation settings.
+    """Save a GGUF file as a Hugging Face folder: weights (safetensors), tokenizer, chat template, settings.
 
     transformers loads a GGUF in 20 to 135 seconds, and the saved folder in about one. The conversion runs in a
     separate process, which frees its memory and hides its output.
