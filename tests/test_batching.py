@@ -95,15 +95,15 @@ async def test_a_thousand_callers_some_of_whom_leave_and_a_model_that_fails_now_
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), MemoryError("full")], ids=type
+    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), MemoryError("full"), None], ids=type
 )
 def test_whatever_ends_a_batch_its_callers_get_an_error_and_the_next_call_goes_on(error):
     failing = [error]
 
     def run(items):
-        if failing:
-            raise failing.pop()
-        return items
+        if failing and failing.pop() is not None:
+            raise error
+        return items[:1]
 
     batcher = Batcher(run)
     for future in batcher.submit([1, 2]):

@@ -53,6 +53,17 @@ def test_what_it_cannot_answer_is_retrieved_for():
     assert "'choice' instead of a probability" in other.reason
 
 
+def test_one_that_gives_too_few_answers_retrieves():
+    """Regression: it was a RuntimeError for the caller."""
+
+    class GivesOne(Says):
+        def batch(self, inputs, *args, **kwargs):
+            return super().batch(inputs, *args, **kwargs)[:1]
+
+    decisions = RetrievalGate(GivesOne()).batch(["known 0.9", "known 0.9"])
+    assert [(each.retrieve, each.error is not None) for each in decisions] == [(True, True)] * 2
+
+
 # What langchain-core's main branch calls them; no release has these names yet.
 MAIN_BRANCH = """
 import asyncio, sys, types

@@ -214,8 +214,9 @@ def test_langchain_takes_rules_and_keeps_them():
 def test_what_takes_no_rules_or_is_none_is_refused(make):
     with pytest.raises(ConfigurationError, match="accepts no rules"):
         make(Judge(), always=CONTRACT)
-    with pytest.raises(ConfigurationError, match="must be an example"):
-        make("constant:never", never=3)
+    for no_rule in (3, False):
+        with pytest.raises(ConfigurationError, match="must be an example"):
+            make("constant:never", never=no_rule)
     with pytest.raises(TypeError, match="alwyas"):
         make("constant:never", alwyas=CONTRACT)
 

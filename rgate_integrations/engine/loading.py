@@ -200,7 +200,9 @@ def resolve_gate(
         gate = gate.with_options(gate=set_llm(gate.gate, llm_name))
     decider: Decider = gate if isinstance(gate, Decider) else OwnGate(gate)
     rules: dict[str, Any] = {
-        name: value for name, value in options.items() if value is not None and value is not False
+        name: value
+        for name, value in options.items()
+        if value is not None and not (name == "corpus" and value is False)
     }
     corpus = rules.pop("corpus", None)
     parameters = {name: rules.pop(name) for name in CorpusGate.own_parameters if name in rules}
