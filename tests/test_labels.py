@@ -181,6 +181,11 @@ def test_a_label_is_the_share_of_samples_that_are_right(gold, said, share):
     assert (found.target.tolist(), found.known.tolist()) == ([pytest.approx(share)], [True])
 
 
+def test_labels_of_a_judge_need_one():
+    with pytest.raises(ConfigurationError, match="need a judge"):
+        label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), {}, {})]), "judge")
+
+
 def test_a_server_is_asked_for_samples_and_the_gate_is_fitted_to_the_share_that_is_right(
     tmp_path, prior, fake
 ):
@@ -263,3 +268,12 @@ def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monke
     options = f"--label accuracy --draft none --proxy tiny --data {forty} --out {tmp_path / 'g'}"
     assert "40 questions, 50% known" in printed("train", *options.split())
     assert read_gate(tmp_path / "g").provenance["label"] == "accuracy of 30 answers of tiny"
+
+
+def test_labels_of_own_answers_that_are_in_the_data_are_read(tmp_path, monkeypatch):
+    """Regression: --proxy answered the questions again, and its answers replaced the labels."""
+    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: Model())
+    lines = [{"question": f"q{i}?", "own_answer_correct": i % 4 == 0} for i in range(40)]
+    data = write(tmp_path / "own.jsonl", *lines)
+    options = f"--label own_answer_correct --draft none --proxy tiny --data {data} --out {tmp_path / 'g'}"
+    assert "40 questions, 25% known" in printed("train", *options.split())

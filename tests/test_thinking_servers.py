@@ -208,6 +208,7 @@ def test_what_is_no_object_is_no_body(ability, extra):
     error = ability(ThinkingServer(None), "--extra-body", extra).exception
     assert isinstance(error, ConfigurationError)
     assert error.message.startswith("--extra-body ")
+    assert str(error).count("Hint:") == 1
 
 
 @dialects

@@ -85,6 +85,7 @@ def open_index(folder: Path | None) -> PassageIndex:
     except (IndexNotFoundError, IndexMismatchError):
         # Missing, or made by an earlier version or with another embedder.
         passages = list(read_passages(corpus_path(DEMO_CORPUS)))
-        with locked(home), progress_bar("building the index, once", stopped=NOT_WRITTEN) as report:
-            PassageIndex.build(passages, report=partial(report, "embedding", total=len(passages))).save(home)
+        label = "building the index, once"
+        with locked(home), progress_bar(label, stopped=NOT_WRITTEN) as report:
+            PassageIndex.build(passages, report=partial(report, label, total=len(passages))).save(home)
         return PassageIndex.load(home)

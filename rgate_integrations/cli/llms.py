@@ -58,8 +58,9 @@ def request_options(think: Literal["off", "low", "as-is"], extra_body: str, toke
     try:
         return RequestOptions(think, tokens, parse_json(extra_body))
     except ValueError as error:
+        problem = str(getattr(error, "message", error)).removesuffix(".")  # without a hint
         raise ConfigurationError(
-            f"--extra-body {extra_body[:100]!r} is not a JSON object: {str(error).removesuffix('.')}.",
+            f"--extra-body {extra_body[:100]!r} is not a JSON object: {problem}.",
             hint='Pass a JSON object such as {"top_p": 0.9}.',
         ) from None
 

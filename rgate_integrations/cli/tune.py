@@ -234,7 +234,7 @@ def train(
         resume=resume,
     )
     with locked(out), progress_bar("reading questions", stopped=_STOPPED) as report:
-        metrics = _train(gate, data, model, out, options, report).get("metrics")
+        metrics = _train(gate, data, model, out, options, report, self_label=self_label).get("metrics")
     if metrics:
         areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}
         say_table(("set", "cross-validated AUC"), [(name, f"{area:.3f}") for name, area in areas.items()])
@@ -245,7 +245,14 @@ def train(
 
 
 def _train(
-    gate: str, paths: Sequence[Path], model: str, out: Path, options: TrainingOptions, report: Progress
+    gate: str,
+    paths: Sequence[Path],
+    model: str,
+    out: Path,
+    options: TrainingOptions,
+    report: Progress,
+    *,
+    self_label: bool,
 ) -> dict[str, Any]:
     """Read or make the labels, train and save; return the provenance of a probe, {} for other gates."""
     from rgate_integrations.gates.folder import save_gate
@@ -253,14 +260,14 @@ def _train(
     from rgate_integrations.models.proxies import gate_proxy
     from rgate_integrations.tuning.probe import train_probe
     from rgate_integrations.tuning.questions import read_examples
-    from rgate_integrations.tuning.self_labels import SAMPLES, SELF_LABEL, label_own_answers, needs_sampling
+    from rgate_integrations.tuning.self_labels import SAMPLES, label_own_answers, needs_sampling
 
     if gate == "rewriter":
         from rgate_integrations.tuning.fine_tuning import train_rewriter
 
         train_rewriter(paths, model, out, options, progress=report)
         return {}
-    if options.label == SELF_LABEL or needs_sampling(paths, options.label):
+    if self_label or needs_sampling(paths, options.label):
         files = label_own_answers(
             paths,
             shared_proxy(model),
@@ -269,7 +276,7 @@ def _train(
             seed=options.seed,
             progress=report,
         )
-        source = model if options.label == SELF_LABEL else f"{SAMPLES} answers of {model}"
+        source = model if self_label else f"{SAMPLES} answers of {model}"
         llm = model if options.llm == _LLM else options.llm
         options = replace(options, labelled_by=source, llm=llm)
     else:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.retriever import Retriever
@@ -129,7 +129,8 @@ def label(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: Verdicts in the file were made with other settings of this judge.
+        ConfigurationError: ``kind`` is ``"judge"`` without a judge, or verdicts in the file were made with other
+            settings of this judge.
         DataFormatError: Gold answers are needed, but no question has any.
         ServerError: The judge could not be reached.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
@@ -142,7 +143,9 @@ def label(
         kind = "gold" if len(with_gold) == len(complete) else "agreement"
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
-    if kind == "judge" and judge is not None:
+    if kind == "judge":
+        if judge is None:
+            raise ConfigurationError('Labels of kind "judge" need a judge.', hint="Pass judge= (--judge).")
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(
