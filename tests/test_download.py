@@ -276,6 +276,7 @@ def test_what_this_user_may_not_read_is_not_called_missing(corpus, cache, monkey
             look("test-leads")
         assert "RGATE_CACHE" in caught.value.hint
     assert "this user may not read" in CliRunner().invoke(app, ["doctor"]).stdout
+    assert "test-leads: failed" in CliRunner().invoke(app, ["download", "test-leads"]).stderr
 
 
 @pytest.mark.parametrize("folder", ["", "~/models"])

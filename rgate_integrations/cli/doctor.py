@@ -107,8 +107,8 @@ def download(
     failed = False
     # Duplicates are downloaded once, and an unknown name raises before the first download.
     for item in list(map(entry, dict.fromkeys(names))):
-        is_new = cached_path(item.name) is None
         try:
+            is_new = cached_path(item.name) is None
             folder = download_entry(item.name, source=source)
             say(f"{item.name}: {'done' if is_new else 'already there'}, {folder}", err=True)
         except KeyboardInterrupt:
