@@ -199,12 +199,10 @@ def resolve_gate(
     elif llm_name and isinstance(gate, DecisionEngine):
         gate = gate.with_options(gate=set_llm(gate.gate, llm_name))
     decider: Decider = gate if isinstance(gate, Decider) else OwnGate(gate)
-    rules: dict[str, Any] = {
-        name: value
-        for name, value in options.items()
-        if value is not None and not (name == "corpus" and value is False)
-    }
+    rules: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     corpus = rules.pop("corpus", None)
+    if corpus is False:
+        corpus = None
     parameters = {name: rules.pop(name) for name in CorpusGate.own_parameters if name in rules}
     if parameters and corpus is None:
         if not isinstance(decider, DecisionEngine) or not decider.corpora:

@@ -129,18 +129,15 @@ def label(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``kind`` is ``"judge"`` without a judge, or verdicts in the file were made with other
-            settings of this judge.
+        ConfigurationError: ``"judge"`` has no judge, or the file has verdicts made with other settings of it.
         DataFormatError: Gold answers are needed, but no question has any.
         ServerError: The judge could not be reached.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
     complete = answers.complete()
     with_gold = [answered for answered in complete if answered.question.gold]
-    if kind == "auto" and judge is not None:
-        kind = "judge"
-    elif kind == "auto":
-        kind = "gold" if len(with_gold) == len(complete) else "agreement"
+    if kind == "auto":
+        kind = "judge" if judge is not None else "gold" if len(with_gold) == len(complete) else "agreement"
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
     if kind == "judge":
