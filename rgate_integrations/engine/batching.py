@@ -113,10 +113,9 @@ class Batcher(Generic[_Item, _Result]):
     def _run_batch(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
         results: Sequence[_Result | Exception]
         try:
-            # Checks their number here: an error below would end the worker, and leave callers waiting forever.
-            results = [
-                result for _, result in zip(batch, self._run([item for item, _ in batch]), strict=True)
-            ]
+            found = self._run([item for item, _ in batch])
+            # If their number is wrong, this is where to notice: below, it would end the worker, and callers would wait.
+            results = [result for _, result in zip(batch, found, strict=True)]
         except Exception as error:
             results = [error] * len(batch)
         except BaseException as error:  # such as SystemExit, which would end the callers' threads

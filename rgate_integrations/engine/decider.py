@@ -186,9 +186,9 @@ class Decider(ABC):
         outcomes: Sequence[Decision | Exception] = []
         try:
             if requests:
-                outcomes = [
-                    found for _, found in zip(requests, (yield from self.judge(requests)), strict=True)
-                ]
+                judged = yield from self.judge(requests)
+                # If their number is wrong, it is not known which outcome belongs to which request.
+                outcomes = [outcome for _, outcome in zip(requests, judged, strict=True)]
         except Exception as error:  # a gate may be a user's code, which may raise anything
             outcomes = [error] * len(requests)
         # Merge the outcomes with the items that had already failed, in the caller's order.

@@ -136,8 +136,10 @@ def label(
     """
     complete = answers.complete()
     with_gold = [answered for answered in complete if answered.question.gold]
-    if kind == "auto":
-        kind = "judge" if judge is not None else "gold" if len(with_gold) == len(complete) else "agreement"
+    if kind == "auto" and judge is not None:
+        kind = "judge"
+    elif kind == "auto":
+        kind = "gold" if len(with_gold) == len(complete) else "agreement"
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
     if kind == "judge":
