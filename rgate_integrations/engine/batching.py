@@ -114,7 +114,7 @@ class Batcher(Generic[_Item, _Result]):
         results: Sequence[_Result | Exception]
         try:
             found = self._run([item for item, _ in batch])
-            # If their number is wrong, this is where to notice: below, it would end the worker, and callers would wait.
+            # Check their number here: an error below would end the worker, and callers would wait forever.
             results = [result for _, result in zip(batch, found, strict=True)]
         except Exception as error:
             results = [error] * len(batch)
