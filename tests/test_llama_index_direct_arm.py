@@ -181,7 +181,14 @@ def test_of_engines_that_are_each_others_fallback_each_is_searched_once():
 
 @both_ways
 @pytest.mark.parametrize(
-    "wrap", [lambda engine: engine, partial(gated, llm=Listener())], ids=["once", "twice"]
+    "wrap",
+    [
+        lambda engine: engine,
+        partial(gated, llm=Listener()),
+        # Regression: "too many values to unpack", from LlamaIndex's own method.
+        lambda engine: gated(TransformQueryEngine(engine, IdentityQueryTransform()), llm=Listener()),
+    ],
+    ids=["once", "twice", "in LlamaIndex's own"],
 )
 def test_prompts_are_changed_by_the_keys_that_they_are_read_by(call, wrap):
     llm = Writer()

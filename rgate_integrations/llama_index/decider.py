@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.instrumentation.events import BaseEvent
@@ -285,10 +285,12 @@ class Gated(PromptMixin):
                     f"Unknown prompt key {key!r}.", hint=f"The keys are: {', '.join(known) or 'none'}."
                 )
         # LlamaIndex's own method accepts only the keys of a part, not those of a part's parts.
-        parts = self._get_prompt_modules()
         for key, prompt in prompts_dict.items():
-            name, _, rest = key.partition(":")
-            parts[name].update_prompts({rest: prompt})
+            part: Any = self
+            *names, last = key.split(":")
+            for name in names:
+                part = part._get_prompt_modules()[name]  # noqa: SLF001
+            part.update_prompts({last: prompt})
 
 
 class WithoutPrompts:
