@@ -8,6 +8,7 @@ import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import ConfigurableField, RunnableLambda
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations import load_gate
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
@@ -59,15 +60,17 @@ def test_a_draft_is_whole_only_where_the_llm_says_so(said, finished):
 
 @each(SINGLES)
 def test_a_runnable_that_is_no_chat_model_writes_drafts_too(call):
-    seen = []
+    seen, traces = [], RunCollectorCallbackHandler()
 
     def write(messages, config):
         seen.append(config["tags"])
         return f" about {messages[-1].text} and so on "
 
-    decision = call(gate_with(RunnableLambda(write)), "Oulu", {"tags": ["mine"]})
+    decision = call(gate_with(RunnableLambda(write)), "Oulu", {"tags": ["mine"], "callbacks": [traces]})
     assert decision.draft.text == "about Oulu"
     assert seen == [["mine", "nostream", "rgate_draft"]]
+    # Regression: two failed runs came first, as a function takes no options.
+    assert [run.error for run in traces.traced_runs[0].child_runs] == [None]
 
 
 @pytest.mark.parametrize("kept", [[{"max_tokens": 2}], [{"max_tokens": 2}, {}]])

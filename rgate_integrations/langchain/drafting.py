@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, SystemMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from rgate_integrations.answering.drafting import Drafter, attach_draft, read_message
@@ -127,6 +127,8 @@ class ChatDrafter(Drafter[GateCall]):
                 hint="Pass the chat model itself as llm=, and add the history to the chain that answers.",
             )
         self.llm = llm
+        if isinstance(llm, RunnableLambda):  # each option would fail in the traces first
+            self.forms = [{}]
         field = length_field(llm)
         if isinstance(llm, BaseChatModel) and field not in (None, "max_tokens"):
             # Gemini's and Ollama's classes have no max_tokens, and Gemini's has no logprobs. Their own fields are not
