@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from uuid import UUID
 
 import pytest
 
@@ -94,6 +95,12 @@ def test_no_more_passages_are_read_than_were_asked_for(look_first):
         assert gateway_headers(between.ask())["passages"] == "2"
         assert "Hamlet 1" in between.sent
         assert "Hamlet 2" not in between.sent
+
+
+def test_an_id_may_be_anything_that_is_hashable():
+    """Regression: with the ids of a database, UUIDs, no search had passages."""
+    with gateway(Words(), shelf=Returns([[Hit(Passage(UUID(int=7), "a passage"), 1.0)]])) as between:
+        assert gateway_headers(between.ask())["passages"] == "1"
 
 
 def test_half_of_an_emoji_in_a_passage_is_replaced():

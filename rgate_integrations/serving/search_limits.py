@@ -109,9 +109,10 @@ class LimitedSearch:
             ) from error
         for hit in chain.from_iterable(hits):
             passage = getattr(hit, "passage", None)
-            texts = [getattr(passage, name, None) for name in ("id", "text", "title")]
+            texts = [getattr(passage, name, None) for name in ("text", "title")]
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError(
-                    f"The retriever returned a {type(hit).__name__} without a passage's id, text and title."
+                    f"The retriever returned a {type(hit).__name__} without a passage's text and title."
                 )
+            hash(hit.passage.id)  # the key of fusion, such as a UUID
         return hits
