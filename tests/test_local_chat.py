@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, FunctionMessage, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_tests.integration_tests import ChatModelIntegrationTests
@@ -165,6 +165,9 @@ def test_a_conversation_goes_through_the_models_template(proxy):
     assert chat.invoke(turns).usage_metadata["input_tokens"] == len(expected)
     turns[1] = AIMessageChunk("Hello!")  # regression: what was streamed was of an unknown type
     assert chat.invoke(turns).usage_metadata["input_tokens"] == len(expected)
+    of_old_agents = [HumanMessage("Hi"), FunctionMessage("12", name="add")]  # regression: KeyError
+    expected = proxy.encoder.encode_chat([conversation[0], {"role": "function", "content": "12"}])
+    assert chat.invoke(of_old_agents).usage_metadata["input_tokens"] == len(expected)
     with pytest.raises(ConfigurationError, match="only read text"):
         chat.invoke([HumanMessage([{"type": "image", "url": "https://example.org/a.png"}])])
     with pytest.raises(ConfigurationError, match="'top_p'"):

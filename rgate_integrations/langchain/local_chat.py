@@ -140,7 +140,7 @@ def _turn(message: BaseMessage) -> dict[str, str]:
     """Return a message as a turn for a chat template, with ``role`` and ``content``."""
     # A history may have chunks, such as the sum of an earlier stream.
     kind = message_chunk_to_message(message).type if isinstance(message, BaseMessageChunk) else message.type
-    role = message.role if isinstance(message, ChatMessage) else _ROLES[kind]
+    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(kind, kind)
     if role != "assistant" and any(block["type"] != "text" for block in message.content_blocks):
         raise ConfigurationError(
             f"A local model can only read text, but a message of type {message.type!r} has other content.",
