@@ -73,6 +73,21 @@ def test_an_object_that_searches_batches_is_one_already():
     assert as_retriever(shelf) is shelf
 
 
+class Rich(Shelf):
+    """A user's own class, with methods that have the names of the frameworks', but not their signatures."""
+
+    def retrieve(self, query, top_k, /):
+        raise AssertionError
+
+    invoke = retrieve
+
+
+def test_what_else_such_an_object_can_do_does_not_matter():
+    """Regression: its method ``retrieve`` or ``invoke`` was called with the query alone."""
+    rich = Rich()
+    assert as_retriever(rich) is rich
+
+
 class LangChainRetriever(BaseRetriever):
     """A user's retriever, which calls its own method ``search``."""
 

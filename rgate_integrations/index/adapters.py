@@ -19,23 +19,25 @@ from rgate_integrations.runtime.replies import get_field
 def as_retriever(source: Any) -> Retriever:
     """Return a `Retriever` that searches an object.
 
-    The object may be, tried in this order: a LangChain vector store, a LlamaIndex retriever, a LangChain retriever or
-    other runnable, an object with ``search(queries, k)``, a LlamaIndex index, or a function of a query, or of a query
-    and ``k``. A framework's retriever finds its own number of passages; at most ``k`` are kept.
+    The object may be, tried in this order: a LangChain vector store, an object with ``search(queries, k)`` that is no
+    framework's, a LlamaIndex retriever, a LangChain retriever or other runnable, a LlamaIndex index, or a function of
+    a query, or of a query and ``k``. A framework's retriever finds its own number of passages, and the first ``k``
+    are kept.
 
     Raises:
         ConfigurationError: The object is none of these.
     """
-    # Frameworks' objects come before `search`: stores, and users' retrievers, may have it with another signature.
+    # Before `search`, which LangChain's stores have with another signature.
     if _has(source, "similarity_search"):
         return SearchFunction(lambda query, k: source.similarity_search(query, k=k))
+    # A framework's retriever, which is known by its asynchronous method, may have a `search` of its own.
+    if _has(source, "search") and not (_has(source, "aretrieve") or _has(source, "ainvoke")):
+        retriever: Retriever = source
+        return retriever
     if _has(source, "retrieve"):
         return SearchFunction(lambda query, _: source.retrieve(query))
     if _has(source, "invoke"):
         return SearchFunction(lambda query, _: source.invoke(query))
-    if _has(source, "search"):
-        retriever: Retriever = source
-        return retriever
     if _has(source, "as_retriever"):
         return SearchFunction(lambda query, k: source.as_retriever(similarity_top_k=k).retrieve(query))
     # Last, because runnables and stores may be callable, too. A class is a mistake: its instance was meant.
