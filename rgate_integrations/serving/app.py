@@ -142,7 +142,8 @@ class DecisionRoutes:
             return problem(529, kind, error.message, error.hint, headers={"retry-after": "1"})
         if isinstance(error, RGateError):
             return problem(422, kind, error.message, error.hint)
-        if isinstance(error, httpx.HTTPError):
+        from_upstream = self.gateway is not None and request.scope.get("endpoint") == self.gateway.answer
+        if from_upstream and isinstance(error, httpx.HTTPError):
             # Its message may contain the key.
             _log.error("The upstream server failed: %s: %s", kind, redact(error, *request.headers.values()))
             return problem(
