@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -150,7 +151,8 @@ class EngineStream(ChunkStream):
         if not isinstance(response, StreamingResponse):
             return iter([response])
         # Without the stream, because a reference to it could keep the request to the LLM open after `close`.
-        self.response = replace(response, response_gen=None)  # type: ignore[arg-type]
+        self.response = copy(response)
+        self.response.response_gen = None
         return iter(response.response_gen)
 
     async def _aask(self) -> AsyncIterator[Any]:
