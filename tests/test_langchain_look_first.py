@@ -7,13 +7,16 @@ from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough, RunnableSerializable
 from pydantic import Field
 
+from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.corpora import CorpusRetriever
 from rgate_integrations.langchain.documents import format_documents
+from rgate_integrations.langchain.router import RetrievalRouter
 from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, EventRecorder, Reader, Shelf, Writer, answer_to
 from tests.langchain_fakes import BATCHES, STREAMS, Judge, each
 
@@ -60,6 +63,25 @@ def test_a_model_that_fails_retrieves(monkeypatch):
     recorder = EventRecorder()
     assert router_over(reading(Shelf())).invoke("fine", {"callbacks": [recorder]}) == TEXT
     assert recorder.events[0]["warnings"] == ["Judging the passages failed (TypeError), so they are read."]
+
+
+class Scored(RunnableSerializable):
+    """A gate of the user's own, with an attribute that means something else than in ours."""
+
+    threshold: object
+
+    def invoke(self, question, config=None, **options):
+        return Decision(question=question, retrieve=True, p_known=0.2)
+
+
+@pytest.mark.parametrize("threshold", ["high", 0.1])
+def test_what_a_gate_of_the_users_own_calls_its_threshold_is_not_compared(threshold):
+    """Regression: a TypeError, or an answer without the passages."""
+    strategy = Strategy(look_first=LOOK)
+    router = RetrievalRouter(
+        Scored(threshold=threshold), retrieve=reading(Shelf()), direct=answer_to, strategy=strategy
+    )
+    assert router.invoke(HELD) == TEXT
 
 
 class Nested(BaseRetriever):

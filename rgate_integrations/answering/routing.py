@@ -226,7 +226,8 @@ class RoutedCall(ABC, Generic[_Input]):
                 self._passages(item),
                 options,
                 look,
-                direct_threshold=item.threshold,
+                # That of the decision, because a user's own gate may apply another, or call something else so.
+                direct_threshold=None if item.threshold is None else screening.threshold,
             )
         if settled is None:
             return None
@@ -283,7 +284,7 @@ class RoutedCall(ABC, Generic[_Input]):
                     item.outcome,
                     self._passages(item),
                     look,
-                    direct_threshold=item.threshold,
+                    direct_threshold=None if item.threshold is None else item.outcome.threshold,
                 )
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
