@@ -143,8 +143,6 @@ def label(
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
     if kind == "judge":
-        if judge is None:
-            raise ConfigurationError('Labels of kind "judge" need a judge.', hint="Pass judge= (--judge).")
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(
@@ -240,7 +238,7 @@ class JudgeArm(ModelArm):
 
 
 def ask_judge(
-    answers: Answers, judge: LanguageModel, *, concurrency: int = 4, progress: Progress = no_progress
+    answers: Answers, judge: LanguageModel | None, *, concurrency: int = 4, progress: Progress = no_progress
 ) -> Verdicts:
     """Let a model judge the answers to all questions that have gold answers; save and return its verdicts.
 
@@ -254,10 +252,12 @@ def ask_judge(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: Verdicts in the file were made with other settings of this judge.
+        ConfigurationError: There is no judge, or verdicts in the file were made with other settings of it.
         ServerError: The judge could not be reached.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
+    if judge is None:
+        raise ConfigurationError('Labels of kind "judge" need a judge.', hint="Pass judge= (--judge).")
     with_gold = [answered for answered in answers.complete() if answered.question.gold]
     verdicts: dict[tuple[ArmName, str], bool | None] = {}
     for arm in list(answers.arms):
