@@ -99,8 +99,8 @@ class Cost(Frozen):
 class Draft(Frozen):
     """The beginning of an answer: its text and, if the source reports them, its tokens and log-probabilities.
 
-    Thoughts in the text, such as ``<think>…</think>``, are removed, and so are their tokens. Without `tokens`, it is
-    unknown which ids and log-probabilities belong to the thoughts, so all of them are removed.
+    Thoughts in the text, such as ``<think>…</think>``, are removed, and so are their tokens. If a text has
+    thoughts but no `tokens`, all ids and log-probabilities are removed: it is unknown which belong to the thoughts.
 
     Attributes:
         text: The text without thoughts; empty if the LLM was cut off before its answer.
@@ -138,7 +138,7 @@ class Draft(Frozen):
         Args:
             message: A message or completion: a server's JSON, or an object of LangChain or LlamaIndex.
             usage: The token counts that came with it. Only the number of thinking tokens is read.
-            reason: The finish reason; without one, the draft counts as not ``finished``.
+            reason: The finish reason. Without one, or with one that means "cut off", the draft is not ``finished``.
             **fields: Other fields of the draft, such as ``source`` and ``logprobs``.
         """
         thoughts, answer = replies.read_reply(message)
@@ -186,7 +186,7 @@ class Draft(Frozen):
     def head(self, tokens: int) -> Draft:
         """Return the draft cut to ``tokens`` tokens, or words if it has no tokens; a shorter draft is unchanged.
 
-        Each token is also cut to `MAX_TOKEN_CHARACTERS`, and a text without tokens to ``tokens`` times as many.
+        Each token is also cut to `MAX_TOKEN_CHARACTERS` characters; a text without tokens, to ``tokens`` times that.
 
         With greedy decoding, a shorter draft is the beginning of a longer one, so one long draft serves all gates.
         """
@@ -233,7 +233,7 @@ class Failure(Frozen):
 
 
 class PartialAnswerInfo(Frozen):
-    """What answer first held back of the LLM's answer until it decided, and how long it took, in milliseconds.
+    """How much of the LLM's answer was held back until answer first had judged it, and times in milliseconds.
 
     Attributes:
         tokens_held: Tokens of the answer held back until the decision; 0 if the question alone decided.

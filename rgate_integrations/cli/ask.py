@@ -134,7 +134,7 @@ def _answer(
     k: int,
     threshold: float | None,
 ) -> Decision:
-    """Decide, search if needed, answer, print it all, and return the decision; for an invalid question, print why."""
+    """Answer a question, print each step, and return the decision. For an invalid question, only print the error."""
     from rgate_integrations.answering.answers import write_answers
     from rgate_integrations.answering.query_plan import plan_queries
     from rgate_integrations.engine.decider import read_item
@@ -221,7 +221,7 @@ def _read_requests(
 
 
 def _as_json(question: object, decision: Decision) -> dict[str, Any]:
-    """Return a decision, or its error, as JSON values, with the question as the user wrote it."""
+    """Return a decision as a JSON object; after a failure, only ``question``, ``retrieve`` and ``error``."""
     if decision.error is not None:
         return {"question": question, "retrieve": True, "error": decision.error.model_dump()}
     draft = None if decision.draft is None else decision.draft.text

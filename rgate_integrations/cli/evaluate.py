@@ -120,8 +120,9 @@ def evaluate(
     """Evaluate a gate on paired data: AUC, and accuracy versus never, always, random and oracle retrieval.
 
     Columns: ECE is the calibration error of P(known); retr. and acc. are the gate's retrieval rate and accuracy;
-    never, random (at that rate), always and oracle are the accuracies of other ways to decide; helped and harmed
-    count skipped questions that only the answer without, or only the one with retrieval gets right.
+    never, random (at that rate), always and oracle are the accuracies of other ways to decide. Among the skipped
+    questions, helped counts those that only the answer without retrieval gets right, and harmed those that only the
+    answer with retrieval gets right.
     """
     from rgate_integrations.runtime.files import check_output, json_text, write_atomically
     from rgate_integrations.tuning import read_paired
@@ -294,7 +295,7 @@ def monitor(
     ],
     gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions with the gate's calibration; list questions that no corpus or LLM may answer."""
+    """Compare logged decisions with the calibration; list questions that neither a corpus nor the LLM may answer."""
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records

@@ -47,7 +47,7 @@ _PROVIDER = re.compile(r"([a-z][a-z_]+):(.+)")
 
 
 def request_options(think: Literal["off", "low", "as-is"], extra_body: str, tokens: int) -> RequestOptions:
-    """Return the options of requests to an LLM; ``tokens`` are those added for thinking.
+    """Return the options of requests to an LLM; an LLM that thinks first may write ``tokens`` more.
 
     Raises:
         ConfigurationError: ``extra_body`` is not a JSON object.
@@ -86,7 +86,7 @@ def open_llm(
         if model is None:
             raise ConfigurationError(
                 "--model is required with a server URL.",
-                hint="Add --model with the name that the server gives its LLM; a judge is --judge NAME@URL.",
+                hint="Add --model with the name that the server gives its LLM. For a judge, write --judge NAME@URL.",
             )
         from rgate_integrations.models.remote import RemoteModel
 

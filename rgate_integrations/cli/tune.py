@@ -254,7 +254,7 @@ def _train(
     *,
     self_label: bool,
 ) -> dict[str, Any]:
-    """Read or make the labels, train and save; return the provenance of a probe, {} for other gates."""
+    """Read or make the labels, train and save; return the facts about a probe's training, {} for other gates."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.models.proxies import gate_proxy

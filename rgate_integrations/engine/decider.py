@@ -74,11 +74,14 @@ class Decider(ABC):
 
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return a decision or an exception for each request, in order. A raised exception counts for all."""
+        """Return a flow, for `outcomes` to run, of a decision or an exception per request, in order.
+
+        If the flow itself raises, all requests fail with that exception.
+        """
 
     @abstractmethod
     def answer_gate(self) -> Decider | None:
-        """Return the decider that judges partial answers, which may be this one; None if it only reads questions."""
+        """Return the decider for partial answers, perhaps this one; None if this gate reads only questions."""
 
     def question_gate(self) -> Decider | None:
         """Return the decider that judges the question before the LLM starts to answer; None if there is none."""
@@ -298,7 +301,7 @@ class BoundDecision:
     threshold: float | None = None
 
     def concerns(self, question: str, llm: Any) -> bool:
-        """Return whether the decision applies to this question and, unless ``llm`` is None, to drafts by that LLM."""
+        """Return whether the decision is about this question and, unless ``llm`` is None, used that LLM for drafts."""
         if llm is not None and llm is not self.llm:
             return False
         own = self.question
@@ -315,5 +318,5 @@ class BoundDecision:
         return self.decision.model_copy(update={"question": question, "draft": None})
 
     def repeats(self, gate: Decider, threshold: float | None) -> bool:
-        """Return whether this gate, at this threshold, would only make the same decision again."""
+        """Return whether this gate would make the same decision again. A ``threshold`` of None accepts any."""
         return threshold in (None, self.threshold) and gate.decides_like(self.gate)

@@ -234,7 +234,7 @@ OWN = "own"
 def answer_first_gates(
     gate: Decider, question_gate: Decider | GateLike | str | None = OWN
 ) -> tuple[Decider, Decider | None]:
-    """Return the gates for answer first: one judges partial answers, the other (or None) judges the question before.
+    """Return two gates for answer first: one for partial answers, and one (or None) for the question beforehand.
 
     Args:
         gate: The adapter's gate. If it only reads questions, its `Decider.answer_gate` judges partial answers.

@@ -120,7 +120,7 @@ def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
 def read_request(request: Request, sources: Sources) -> Evidence:
     """Return the `Evidence` for a request, with its text as models read it.
 
-    The text is in the plain letters of `plain_text`. If it has more than `MAX_REQUEST_TOKENS`, it is cut to its
+    Letters are made plain, see `plain_text`. If the text has more than `MAX_REQUEST_TOKENS`, it is cut to its
     beginning, its end and, as far as they fit, the sentences in between that ask for something.
     """
     question, original = plain_text(request.question), ""

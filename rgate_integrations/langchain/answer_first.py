@@ -223,8 +223,8 @@ def _find_answer_key(chunk: Mapping[str, Any], keys: Sequence[str]) -> str | Non
 def merge_chunks(chunks: Sequence[Any], *, cumulative: bool) -> Any:
     """Merge the chunks of an arm into what its ``invoke`` would have returned; None without chunks.
 
-    Lists are added up, unless a ``cumulative`` parser such as LangChain's `JsonOutputParser` sends the whole list
-    again in each chunk. Of other objects, the last chunk counts.
+    Texts and messages are concatenated. So are lists, unless a ``cumulative`` parser such as LangChain's
+    `JsonOutputParser` sends the whole list again in each chunk. Of any other type, the last chunk is returned.
     """
     if not chunks:
         return None

@@ -162,14 +162,14 @@ class BufferingHandler(BaseCallbackHandler):
     # --- called by LangChain ---------------------------------------------------------------------------------
 
     def on_llm_new_token(self, *args: Any, **kwargs: Any) -> None:
-        """Record a token's metadata; after `shut_down`, raise `GenerationCancelled`, which stops the LLM."""
+        """Keep the event, and record the token's metadata; after `shut_down`, stop the LLM with `GenerationCancelled`."""
         if self._is_shut_down:
             raise GenerationCancelled
         self._record(kwargs.get("chunk"), kwargs["run_id"])
         self.keep("on_llm_new_token", *args, **kwargs)
 
     def on_llm_end(self, *args: Any, **kwargs: Any) -> None:
-        """Record an LLM's metadata if it did not stream."""
+        """Keep the event, and record the metadata of an LLM that did not stream."""
         self.keep("on_llm_end", *args, **kwargs)
         if kwargs["run_id"] != self._writer:
             self._record(args[0].generations[0][0], kwargs["run_id"])

@@ -62,7 +62,7 @@ def bind_decision(
         value: The input.
         decision: The decision. None means that the gate has not decided yet: then a decision to search for any
             question is bound.
-        key: `DECISION_KEY`, or `AHEAD_KEY`.
+        key: `DECISION_KEY`; or `AHEAD_KEY`, for a search before the final decision (see `search_config`).
     """
     # Unwrap the user's bindings and chains: a guarded retriever in an arm compares the gate itself with its own.
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
@@ -92,9 +92,10 @@ def read_bound(config: RunnableConfig) -> BoundDecision | None:
 
 
 def search_config(config: RunnableConfig) -> RunnableConfig:
-    """Return the config for a gate whose decision a search follows, such as that of a guarded retriever.
+    """Return the config for the gate of a component that searches, such as a guarded retriever.
 
-    If a router around it searches before it has decided, the gate finds the router's decision to search in it.
+    While a surrounding router searches before it decides, this config makes the gate reuse the router's provisional
+    decision to search. Otherwise the given config is returned unchanged.
     """
     bound = config.get("configurable", {}).get(AHEAD_KEY)
     rebound = {**config.get("configurable", {}), DECISION_KEY: bound}

@@ -49,7 +49,7 @@ def parts_of(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, An
 
     Args:
         runnable: The runnable.
-        around: The runnables around it. A function among them, which calls itself, has no parts again.
+        around: The runnables that contain it. A function among them calls itself, so it has no parts here.
     """
     if isinstance(runnable, RunnableLambda):
         return [] if runnable in around else list(runnable.deps)
@@ -60,7 +60,7 @@ def parts_of(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, An
 
 
 def runnables_in(runnable: Any, kind: type[Any], around: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the outermost runnables of a type in a runnable; only itself if it has that type. See `parts_of`."""
+    """Yield the outermost runnables of a type in a runnable, or only itself if it has the type; see `parts_of`."""
     if isinstance(runnable, kind):
         yield runnable
         return

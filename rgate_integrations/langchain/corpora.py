@@ -47,7 +47,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
 
         Args:
             config: The input's config. A surrounding router or `GatedRetriever` has bound its decision to it; without
-                a decision, all parts count.
+                a decision, all parts run, up to `max_parts`.
         """
         bound = read_bound(config)
         return chosen_corpora(None if bound is None else bound.decision, list(self.parts))[: self.max_parts]
@@ -142,7 +142,7 @@ def as_searched(
 
     Args:
         value: A runnable, anything that LangChain coerces to one, or a mapping from the names of corpora to these.
-            For a gate without corpora, all retrievers of a mapping are searched.
+            For a gate without corpora, a mapping of retrievers searches all, and one of arms runs all in parallel.
         kind: The class that combines the values of a mapping: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
         any_corpora: Whether the gate has no corpora yet, but will take those in ``value``, as with ``corpus=True``.

@@ -166,5 +166,5 @@ class ChatDrafter(Drafter[GateCall]):
         return read_message(answer)
 
     def private_texts(self, prompt: GateCall) -> list[object]:
-        """Return the question and the turns before it."""
+        """Return the texts that logs must not quote: the question and the turns before it."""
         return [message.content for message in prompt.turn.conversation]

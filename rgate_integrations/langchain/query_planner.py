@@ -68,7 +68,7 @@ def check_decision(result: Any) -> Decision | Exception:
 
 
 def emit_unless_routed(single: Run, result: Any) -> Flow[Any]:
-    """Return a gate's decision about an input, and emit it, unless it came from a router, which emits it itself.
+    """Return a gate's decision about an input. Also emit it, unless a router made it: a router emits its own.
 
     Args:
         single: The input and its run.

@@ -71,7 +71,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         gate: A `RetrievalGate`, which is adjusted to the LLM of ``direct``, or any runnable from a question to a
             `Decision`. The same gate inside an arm reuses the decision. If the arm searches before the decision, a
             retriever that this gate guards searches for every question.
-        retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
+        retrieve: Arm for unknown questions. If the strategy searches before the decision, this must be a sequence of
+            steps or a retriever.
         direct: Arm for known questions.
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
             must accept ``drafts=``, as a `RetrievalGate` does.
@@ -79,8 +80,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         name: The name of its runs in traces.
 
     Raises:
-        ConfigurationError: The strategy searches ahead, but the retrieve arm is neither a sequence of steps nor a
-            retriever. Raised by a call: the gate does not return a `Decision`, or the config of the call replaces the
+        ConfigurationError: The strategy searches before the decision, but the retrieve arm is neither a sequence of
+            steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the config of the call replaces the
             gate of a router with answer first.
     """
 
@@ -283,7 +284,7 @@ class RouterInput(RoutedInput):
     Attributes:
         run: The input of the arms, and its run.
         gate_input: The input of the gates: the router's input, or the condensed question.
-        retrievers: Records this input's search, if the retrieve arm searches ahead.
+        retrievers: Records this input's search, if the retrieve arm searches before the decision.
         result: What remains to run after the decision; once that has run, the output. If the input fails, its
             exception.
     """
@@ -301,7 +302,7 @@ class RouterCall(RoutedCall[RouterInput]):
         router: The router.
         runs: Its inputs and their runs.
         direct: Its direct arm.
-        search: The two halves of its retrieve arm, see `split_arm`; None without a search ahead.
+        search: The two halves of its retrieve arm, see `split_arm`; None if it runs only after the decision.
 
     Attributes:
         all_inputs: All inputs. Those with an invalid threshold already have the error as their result, and are not

@@ -84,7 +84,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Output]:
-        """Return the outputs for a batch, from a single flow; ``return_exceptions`` puts errors among the outputs."""
+        """Return one output per input; with ``return_exceptions``, an error takes its place and is not raised."""
         return self._batch_with_config(
             self._many,
             inputs,

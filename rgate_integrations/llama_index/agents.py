@@ -41,7 +41,7 @@ class GatedTool(FunctionTool):
     Raises:
         ConfigurationError: The gate is invalid, ``tool`` is not a tool, or it has ``return_direct=True``: the
             user would see the message that is meant for the agent.
-        UnknownNameError: No gate has that name, or the tool has no argument ``question``.
+        UnknownNameError: No gate has that name, or ``question`` names an argument that the tool lacks.
         ModelLoadError: A trained gate cannot be read.
 
     Example:

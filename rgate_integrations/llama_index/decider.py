@@ -81,7 +81,7 @@ def copy_bundle(bundle: QueryBundle) -> QueryBundle:
 
 
 def check_part(part: object, method: str) -> None:
-    """Raise a `ConfigurationError` for an object without a method such as ``retrieve``, for example an index."""
+    """Raise a `ConfigurationError` if a user's object lacks the method of its role, such as ``retrieve``."""
     if not hasattr(part, method):
         kind, hint = _PARTS[method]
         raise ConfigurationError(
@@ -117,7 +117,7 @@ def read_bound(bundle: QueryBundle) -> QueryDecision | None:
 class QueryDecider:
     """Decides about one question, once per request.
 
-    A decision may have come with the request, from a component around this decider's or before it. The decider
+    A decision may have come with the request, from a component that contains this one or ran before it. The decider
     reuses that decision if the same gate made it, with this decider's drafting LLM and threshold, if any. If only
     the gate or threshold differs, it reuses the draft.
 

@@ -20,7 +20,7 @@ _MARK = "\0"  # stands for each variable of a prompt, to see which messages cont
 
 
 def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
-    """Return the response synthesizer of an engine, or of the first engine inside it that has one; None without."""
+    """Return the response synthesizer of an engine, or of the first engine inside it that has one, or None."""
     engines = [engine] if isinstance(engine, BaseQueryEngine) else []
     for part in engines:  # grows
         synthesizer = vars(part).get("_response_synthesizer")

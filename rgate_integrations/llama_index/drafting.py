@@ -67,5 +67,5 @@ class LLMDrafter(Drafter[str]):
         )
 
     def private_texts(self, prompt: str) -> list[str]:
-        """Return the question."""
+        """Return the only text that logs must not quote, the question."""
         return [prompt]

@@ -251,10 +251,10 @@ def _llm_of_settings() -> LLM:
 
 
 class EngineCall(QuestionCall):
-    """Routes one question to an engine; a decision that came with the request is reused unchanged.
+    """Routes one question to an arm of the engine; a decision that came with the request is reused unchanged.
 
     Args:
-        engine: The engine.
+        engine: The gated engine.
         bundle: The question.
     """
 

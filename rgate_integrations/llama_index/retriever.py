@@ -251,7 +251,7 @@ def _note(decision: Decision, text: str) -> list[NodeWithScore]:
 
 
 class _NoteListener(NullSpanHandler):
-    """Removes the note from the sources of a response, and puts its decision into the response's metadata.
+    """Removes a `GatedRetriever`'s note from a response's sources, and puts its decision into the metadata.
 
     LlamaIndex passes it the result of each synthesizer, and then that of each engine, with its own list of sources.
     """

@@ -34,7 +34,7 @@ class Advice(BaseModel):
         retrieve: Whether to retrieve.
         p_known: Probability that the LLM answers correctly without retrieval.
         reason: The reason, in a few sentences.
-        kind: The most likely kind of request; empty if the decision has no kinds.
+        kind: The most likely kind of request, such as ``private``; empty if the decision has no kinds.
         p_covered: Probability that a corpus has something on the question; None if it was not estimated.
         corpus: Name of the corpus to search first; None if no retrieval is needed, or the gate names none.
         corpora: Names of the corpora to search if retrieval is needed, best first; may be empty.

@@ -83,7 +83,7 @@ class DecisionRoutes:
                 await self.gateway.close()
 
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
-        """Answer typed questions (System One): P(the LLM knows) for ``known``, and ``retrieve`` or ``direct``."""
+        """Answer typed questions in the System One format: P(the LLM knows), and ``retrieve`` or ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
         (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
         return SystemOneResponse.from_decision(body, decision)
@@ -94,7 +94,7 @@ class DecisionRoutes:
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
-        """Return the queries per question: itself and the claims of its draft; none if it needs no retrieval."""
+        """Return search queries per question: the question and the claims of its draft; none if it is known."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 
@@ -180,7 +180,7 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
 
     It has no access control: run it with `rgate_integrations.serving.server.make_server`. Once this
     is called, the process downloads no models on first use: run ``rgate download`` beforehand. Mounted in another
-    application, it only becomes ready if that one runs its lifespan.
+    application, it becomes ready only if that application runs this one's lifespan.
 
     Args:
         service: Makes the decisions.

@@ -206,7 +206,7 @@ class DecisionService:
 
 
 def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]:
-    """Return the decision by the question, or by its draft if the gate reads drafts; then by the passages, if any."""
+    """Judge a question, with its draft if the gate reads drafts, and then with its passages if it has any."""
     gate, draft = gates.question, item.draft
     if draft is not None and gates.answer is not None:
         gate = gates.answer

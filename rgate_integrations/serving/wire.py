@@ -54,7 +54,7 @@ class DecideItem(BaseModel):
 class DecideRequest(BaseModel):
     """Questions to decide about, with or without context.
 
-    ``llm`` names the LLM whose knowledge is judged. If no user gave this name and the client detected it,
+    ``llm`` names the LLM whose knowledge is judged. If the client detected this name (no user gave it),
     ``llm_name_source`` says where; the name that the server was started with then takes precedence.
     """
 
@@ -210,7 +210,7 @@ def route_label(decision: Decision) -> Literal["retrieve", "direct"]:
 
 
 def likeliest_kind(decision: Decision) -> str:
-    """Return the most likely kind of request; empty if the decision has none, as after a rule or failure.
+    """Return the likeliest kind of request, such as ``private``; empty without kinds, as after a rule or failure.
 
     The default gate has a signal for each kind, and ``"known"`` for P(the LLM knows the fact).
     """
