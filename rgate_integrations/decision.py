@@ -386,8 +386,8 @@ class Decision(Frozen):
         p_helps: Probability in [0, 1] that the LLM answers correctly with the passages found; None if none
             were judged.
         outcome: With look first, the arm chosen, ``"direct"`` or ``"retrieve"``, or ``"abstain"`` if neither
-            is likely to be correct. With corpora, what to do instead of searching if none of them covers the
-            question. None otherwise.
+            is likely to be correct. With corpora, ``"direct"`` or ``"abstain"`` if no corpus covers the question,
+            the LLM may not know, and ``when_uncovered`` says so. None otherwise.
         llm: The LLM whose knowledge was judged, and the source of its name; empty if the gate knows no name.
         p_covered: Probability in [0, 1] that a corpus has something on the question; None without a corpus.
         corpus: The first of `corpora` if the decision retrieves and there is one; otherwise None.

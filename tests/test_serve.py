@@ -162,7 +162,7 @@ JSON = "application/json"
 def test_a_body_that_is_no_json_object_is_told_what_to_send(url, body, kind):
     """Regression: curl -d, without a content type, was told that its object was none; half an object, "1: ..."."""
     error = post(url, "/v1/decide", body, **{"content-type": kind}).json()["error"]
-    assert error["message"].startswith("body: It must be a JSON object")
+    assert error["message"].startswith("The body must be a JSON object")
     assert "Content-Type: application/json" in error["hint"]
 
 

@@ -301,7 +301,7 @@ class BoundDecision:
     threshold: float | None = None
 
     def concerns(self, question: str, llm: Any) -> bool:
-        """Return whether the decision is about this question and, unless ``llm`` is None, used that LLM for drafts."""
+        """Return whether the decision is about this question and, unless ``llm`` is None, drafted with that LLM."""
         if llm is not None and llm is not self.llm:
             return False
         own = self.question

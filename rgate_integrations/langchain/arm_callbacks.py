@@ -162,7 +162,7 @@ class BufferingHandler(BaseCallbackHandler):
     # --- called by LangChain ---------------------------------------------------------------------------------
 
     def on_llm_new_token(self, *args: Any, **kwargs: Any) -> None:
-        """Keep the event, and record the token's metadata; after `shut_down`, stop the LLM with `GenerationCancelled`."""
+        """Keep the event and record the token's metadata; after `shut_down`, raise `GenerationCancelled` instead."""
         if self._is_shut_down:
             raise GenerationCancelled
         self._record(kwargs.get("chunk"), kwargs["run_id"])

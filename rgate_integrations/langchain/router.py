@@ -81,8 +81,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Raises:
         ConfigurationError: The strategy searches before the decision, but the retrieve arm is neither a sequence of
-            steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the config of the call replaces the
-            gate of a router with answer first.
+            steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the config of the call
+            replaces the gate of a router with answer first.
     """
 
     gate: Runnable[Any, Decision]

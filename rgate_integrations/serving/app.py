@@ -121,7 +121,7 @@ class DecisionRoutes:
             return problem(
                 422,
                 "InvalidRequest",
-                "body: It must be a JSON object in UTF-8, not compressed, without deep nesting or numbers with "
+                "The body must be a JSON object in UTF-8, not compressed, without deep nesting or numbers with "
                 "thousands of digits.",
                 "Send the header Content-Type: application/json. See /openapi.json for the format.",
             )
