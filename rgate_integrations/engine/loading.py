@@ -228,7 +228,7 @@ def resolve_gate(
 
 
 OWN = "own"
-"""As ``question_gate=``: the question gate that belongs to the adapter's gate; see `answer_first_gates`."""
+"""Value of ``question_gate=`` that means the question gate of the adapter's own gate; see `answer_first_gates`."""
 
 
 def answer_first_gates(

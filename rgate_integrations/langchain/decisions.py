@@ -45,7 +45,7 @@ class DecisionModelGate(Decider):
         return str(self.model.model)
 
     def judge(self, requests: Sequence[Request]) -> Flow[list[Decision | Exception]]:
-        """Return the decisions or errors for all questions, which the model gets in one batch."""
+        """Return a decision or error for each question, in order; the model gets all questions in one batch."""
         inputs = [{_STATE: request.question, "questions": {"known": KNOWS}} for request in requests]
         responses = yield Call(self.model.batch, self.model.abatch, inputs, return_exceptions=True)
         return list(map(self._decide, requests, responses))

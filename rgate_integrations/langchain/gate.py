@@ -378,7 +378,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
     """Return a `RetrievalGate` for a ``gate`` argument, such as one of LangChain's decision models.
 
-    Any other runnable, such as a `RetrievalGate`, is returned unchanged.
+    A runnable that is not such a model, for example a `RetrievalGate`, is returned unchanged.
     """
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate

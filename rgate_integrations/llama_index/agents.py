@@ -34,8 +34,8 @@ class GatedTool(FunctionTool):
         llm: The agent's own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges.
             The default gate is then ``answer:default,default-answer``, which also reads drafts.
         tokens: Maximum number of tokens of the draft, at least 1.
-        question: Name of the argument with the question; by default ``input``, ``question`` or ``query``, or else
-            the only text argument.
+        question: Name of the argument with the question. By default, the first of ``input``, ``question`` and
+            ``query`` that is a text, or else the only text argument.
         known_message: The output for a known question.
 
     Raises:

@@ -251,7 +251,7 @@ class QueryDecider:
 
 
 class Gated(PromptMixin):
-    """Mixin for an engine, retriever or selector that has a decider: changes its threshold and its prompts."""
+    """Mixin for an engine, retriever or selector with a gate: replaces its threshold and its parts' prompts."""
 
     decider: QueryDecider
 

@@ -199,11 +199,11 @@ class GatedRetriever(Gated, FlowRetriever):
     # and only for questions that reach it.
 
     def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
-        """Return the passages, or the note for a known question."""
+        """Return the passages; for a known question, the note, or ``[]`` if ``known_message`` is None."""
         return run(self.find(_as_bundle(str_or_query_bundle)))
 
     async def aretrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
-        """Return the passages, or the note for a known question."""
+        """Return the passages; for a known question, the note, or ``[]`` if ``known_message`` is None."""
         return await arun(self.find(_as_bundle(str_or_query_bundle)))
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:

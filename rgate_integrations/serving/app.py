@@ -89,7 +89,7 @@ class DecisionRoutes:
         return SystemOneResponse.from_decision(body, decision)
 
     async def decide(self, body: DecideRequest, timeout: Milliseconds = None) -> DecideResponse:
-        """Return one decision per question; each may come with a draft, history and passages."""
+        """Return one decision per question. A question may come with a draft, history and passages."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return DecideResponse(decisions=decisions)
 

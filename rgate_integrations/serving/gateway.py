@@ -270,7 +270,7 @@ class Gateway:
 
 
 class GatewayCall(QuestionCall):
-    """The gateway's handling of one request, for the flow of all routers (`RoutedCall.route`).
+    """One client request on its way through `RoutedCall.route`, which decides, searches and starts answers.
 
     Args:
         gateway: The gateway.

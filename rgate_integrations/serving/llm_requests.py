@@ -161,8 +161,8 @@ class LLMRequest:
         """Parse a request and find its question.
 
         Raises:
-            UndecidedError: The request is of another kind, is not plain JSON, or has no question that a gate can
-                judge.
+            UndecidedError: The route does not ask an LLM, the body is not plain JSON, or it has no question that a
+                gate can judge.
         """
         # Upstreams accept doubled and trailing slashes, so clients must not get around the gate with them.
         path = re.sub("/+", "/", request.scope["path"]).rstrip("/")
@@ -237,7 +237,7 @@ def _last_user_turn(messages: list[Any]) -> int:
     """Return the index of the user's last message.
 
     Raises:
-        UndecidedError: The user sent no message, or a tool result or an unknown message follows the last one.
+        UndecidedError: The user sent no message, or a tool result or unknown message follows the user's last one.
     """
     for index in range(len(messages) - 1, -1, -1):
         role = messages[index].get("role") if isinstance(messages[index], dict) else None
