@@ -117,7 +117,7 @@ def load_gate(
 def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
     """Return a gate that also considers what these corpora cover.
 
-    If the gate already has corpora, they are replaced, and their options return to the defaults unless given here.
+    If the gate already has corpora, they are replaced. Options that are not given here return to their defaults.
 
     Args:
         gate: The gate.

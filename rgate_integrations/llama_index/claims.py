@@ -28,7 +28,7 @@ class ClaimFusionRetriever(FlowRetriever):
 
     It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`,
     `GatedRetriever` or `GatedTool`, or behind a `RetrievalGateSelector`, it uses the draft that was judged
-    there, if any, instead of writing its own, unless ``draft_llm`` is another LLM. Without a draft, it
+    there. It writes its own if there is none, or if ``draft_llm`` is another LLM. If that yields no draft, it
     searches only for the question.
 
     Args:
