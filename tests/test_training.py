@@ -55,7 +55,9 @@ def test_a_repeated_question_counts_once(tmp_path):
     files = read_examples([first, second])
     found = [(e.question.text, e.known, e.question.dataset) for file in files for e in file.examples]
     assert found == [("Who is it?", True, "a"), ("what?", False, "d"), ("where?", True, "b")]
-    with pytest.raises(DataFormatError, match=r"a\.jsonl has no new questions: earlier files have them all\."):
+    with pytest.raises(
+        DataFormatError, match=r"a\.jsonl has no new questions: earlier files have them all\."
+    ):
         read_examples([first, first])
 
 

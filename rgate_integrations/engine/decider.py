@@ -189,9 +189,9 @@ class Decider(ABC):
         outcomes: Sequence[Decision | Exception] = []
         try:
             if requests:
-                judged = yield from self.judge(requests)
+                found = yield from self.judge(requests)
                 # If their number is wrong, it is not known which outcome belongs to which request.
-                outcomes = [outcome for _, outcome in zip(requests, judged, strict=True)]
+                outcomes = [outcome for _, outcome in zip(requests, found, strict=True)]
         except Exception as error:  # a gate may be a user's code, which may raise anything
             outcomes = [error] * len(requests)
         # Merge the outcomes with the items that had already failed, in the caller's order.
