@@ -36,6 +36,9 @@ GOOD = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
     ("bad", "why"),
     [
         ({"question": 3}, "line 2: question is missing"),
+        # Regression: the gate refused these after all calls of the LLM, without the line.
+        ({**GOOD, "question": "a\0b"}, "line 2: question has NUL bytes"),
+        ({**GOOD, "question": "\x1f"}, "line 2: question has .* only control characters"),
         ({"question": "b?", "rag_correct": True}, "line 2: it has neither closed_book_correct"),
         ({"question": "b?", "closed_book_correct": True}, "line 2: it has neither rag_correct"),
         ({"question": "b?", "closed_book_correct": 2}, "closed_book_correct must be true or false, not 2"),

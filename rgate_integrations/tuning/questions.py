@@ -60,15 +60,18 @@ class Question:
         """Read a question from a record; ``dataset`` is the default for records without one.
 
         Raises:
-            DataFormatError: The record has no question, or a field has the wrong type.
+            DataFormatError: The record has no question, or one that no gate reads, or a field has the wrong type.
         """
+        asked = record.text("question")
+        if "\0" in asked or not asked.strip():
+            raise record.error("question has NUL bytes, or only control characters")
         key = "gold_answers" if "gold_answers" in record.fields else "answer"
         draft = None
         text = record.optional_text("closed_book_text") or record.optional_text("closed_book_answer")
         if text:
             draft = Draft(text=text, logprobs=record.logprobs("closed_book_logprobs"), source="recorded")
         return cls(
-            text=record.text("question"),
+            text=asked,
             gold=tuple(filter(None, record.texts(key))),  # the texts are stripped
             id=record.optional_text("id"),
             dataset=record.optional_text("dataset") or dataset,
