@@ -9,7 +9,9 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import CorpusProfile, Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
+from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.papers.verdicts import IKGate
+from rgate_integrations.gates.registry import saved_gate
 from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
 from rgate_integrations.tuning.calibration import fit_map, upper_bound
 from rgate_integrations.tuning.evaluation import (
@@ -205,6 +207,16 @@ def test_a_calibrated_gate_maps_what_its_inner_gate_says_and_tells_where_its_thr
     assert decision.p_known == pytest.approx(found.gate.gate.probability(inner[3].p_known))
     assert decision.threshold == found.choice.threshold
     assert decision.reason == f"{inner[3].reason} Calibrated, P(known) is {decision.p_known:.2f}."
+
+
+def test_a_gate_is_saved_whose_options_are_numbers_of_numpy(tmp_path):
+    """Regression: JSON has none of them, so that it failed at the end."""
+    gate, files = load_gate("constant:always"), read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 60)])
+    found = calibrate(gate, files, MaxLoss(np.float32(0.5), np.float64(0.9)), seed=np.int64(3))
+    saved = saved_gate(found.gate.gate, found.provenance)
+    provenance = read_gate(save_gate(saved, tmp_path / "gate")).provenance
+    assert provenance["policy"] == {"name": "max-loss", "loss": 0.5, "confidence": 0.9}
+    assert provenance["seed"] == 3
 
 
 class Overriding(IKGate):

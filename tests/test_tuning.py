@@ -175,6 +175,9 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
         (Budget, {"rate": 1.5}),
         (Budget, {"rate": 0.5, "confidence": 0}),
         (MaxLoss, {"loss": 0}),
+        # Regression: these were TypeErrors without a name.
+        (MaxLoss, {"loss": "0.02"}),
+        (Budget, {"rate": None}),
         (MaxLoss, {"loss": 0.1, "confidence": 1.0}),
     ],
 )

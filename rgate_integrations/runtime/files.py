@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import FileIO
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -417,8 +418,11 @@ def json_line(value: Any) -> str:
 
 
 def json_text(value: Any, indent: int | None = 1) -> str:
-    """Return a value as the text of a JSON file, with a final line feed; ``indent=None`` gives a single line."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    """Return a value as the text of a JSON file, with a final line feed; ``indent=None`` gives a single line.
+
+    Numbers may also be NumPy's.
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=methodcaller("item"))
     # UTF-8 cannot encode lone surrogates; Python escapes them the same way as JSON does.
     return text.encode(errors="backslashreplace").decode() + "\n"
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from rgate_integrations.decision import to_float
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError, needs_extra
 from rgate_integrations.gates.calibrated import CalibratedGate
@@ -76,8 +77,12 @@ class Budget:
     name: ClassVar[str] = "budget"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise ConfigurationError(f"The rate of a Budget (--budget) must be in [0, 1], not {self.rate}.")
+        rate = to_float(self.rate)
+        if rate is None or not 0 <= rate <= 1:
+            raise ConfigurationError(
+                f"The rate of a Budget (--budget) must be a number in [0, 1], not {self.rate!r}.",
+                hint="For example, Budget(0.4) or --budget 0.4.",
+            )
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
@@ -186,9 +191,9 @@ class MaxLoss:
 
 def _check_fractions(**values: float) -> None:
     for name, value in values.items():
-        if not 0 < value < 1:
+        if not 0 < (to_float(value) or 0.0) < 1:
             raise ConfigurationError(
-                f"{name} must be above 0 and below 1, not {value}.",
+                f"{name} must be a number above 0 and below 1, not {value!r}.",
                 hint="Set it in MaxLoss(loss, confidence) or Budget(rate, confidence); --max-loss sets the loss.",
             )
 
