@@ -200,13 +200,22 @@ def test_a_calibrated_gate_maps_what_its_inner_gate_says_and_tells_where_its_thr
     inner = gate.decide_batch([f"question {i}?" for i in range(200)])
     lines = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in inner]
     found = calibrate(gate, read_paired([write(tmp_path / "d.jsonl", *lines)]), Budget(0.5))
-    assert "at most 50.0%" in found.choice.guarantee
+    assert "at most 50%" in found.choice.guarantee
     assert found.provenance["policy"] == {"name": "budget", "rate": 0.5, "confidence": 0.95}
     assert found.provenance["retrieval_rate"] < 0.5
     decision = found.gate.decide("question 3?")
     assert decision.p_known == pytest.approx(found.gate.gate.probability(inner[3].p_known))
     assert decision.threshold == found.choice.threshold
     assert decision.reason == f"{inner[3].reason} Calibrated, P(known) is {decision.p_known:.2f}."
+
+
+@pytest.mark.parametrize("policy", [Budget(0.0004, 0.999), MaxLoss(0.0004, 0.999)])
+@pytest.mark.parametrize("n", [20, 100_000])
+def test_the_numbers_of_a_guarantee_are_said_as_they_are(policy, n):
+    """Regression: it promised at most 0.0%, with confidence 100%."""
+    said = policy.choose(np.ones(n), np.ones(n, bool), np.zeros(n, bool)).guarantee
+    assert "at most 0.04" in said
+    assert "100%" not in said
 
 
 def test_a_gate_is_saved_whose_options_are_numbers_of_numpy(tmp_path):

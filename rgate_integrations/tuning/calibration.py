@@ -108,14 +108,15 @@ class Budget:
         if threshold == 0:
             return ThresholdChoice(
                 threshold,
-                f"With n = {n}, no threshold above 0 guarantees a retrieval rate of at most {self.rate:.1%}, "
+                f"With n = {n}, no threshold above 0 guarantees a retrieval rate of at most {100 * self.rate:g}%, "
                 "so the gate never retrieves.",
                 False,
                 facts,
             )
         return ThresholdChoice(
             threshold,
-            f"Retrieves for at most {self.rate:.1%} of the questions, with confidence {self.confidence:.0%}.",
+            f"Retrieves for at most {100 * self.rate:g}% of the questions, with confidence "
+            f"{100 * self.confidence:g}%.",
             True,
             facts,
         )
@@ -175,15 +176,15 @@ class MaxLoss:
         if not skipped.any():
             return ThresholdChoice(
                 ALWAYS,
-                f"With n = {n}, no threshold that skips anything guarantees a loss of at most {self.loss:.1%} with "
-                f"confidence {self.confidence:.0%}, so the gate always retrieves.",
+                f"With n = {n}, no threshold that skips anything guarantees a loss of at most {100 * self.loss:g}% "
+                f"with confidence {100 * self.confidence:g}%, so the gate always retrieves.",
                 False,
                 facts,
             )
         return ThresholdChoice(
             threshold,
-            f"Loses at most {100 * self.loss:.1f} points of accuracy against always retrieving, with confidence "
-            f"{self.confidence:.0%}.",
+            f"Loses at most {100 * self.loss:g} points of accuracy against always retrieving, with confidence "
+            f"{100 * self.confidence:g}%.",
             True,
             facts,
         )
