@@ -124,6 +124,14 @@ def test_break_even_of_the_ik_paper():
     assert slow == {"always_ms": 25, "gated_ms": 517.5, "break_even": 0}
 
 
+@pytest.mark.parametrize("measured", [evaluate, judge])
+@pytest.mark.parametrize("examples", [[], [Example(Question("a?"), 1.0, True), Example(Question("b?"), 1.0)]])
+def test_nothing_is_measured_without_the_labels_of_both_arms(measured, examples):
+    """Regression: a missing label counted as a wrong answer, so that always retrieving looked useless."""
+    with pytest.raises(DataFormatError, match="label for the answer with retrieval"):
+        measured(load_gate("constant:always"), examples)
+
+
 def test_recorded_drafts_reach_the_gate():
     draft = Draft(text="It was me.", logprobs=(-0.1, -0.2, -0.1), source="recorded")
     gate = load_gate("token_probability", statistic="mean", proxy=ScriptedProxy())

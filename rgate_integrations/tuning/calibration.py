@@ -298,7 +298,7 @@ def calibrate(
 
     Raises:
         ConfigurationError: The gate has a corpus or asks a server, or ``draft`` is not one of `DraftKind`.
-        DataFormatError: The half for the threshold has fewer than 20 questions, or a draft is missing.
+        DataFormatError: The half for the threshold has fewer than 20 questions, or a draft or label is missing.
         EvidenceError: The gate failed on every question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """

@@ -77,7 +77,8 @@ def judge(
 
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`.
-        DataFormatError: ``draft`` is ``"recorded"``, and a question has no recorded answer.
+        DataFormatError: There are no questions, or one lacks a label; or ``draft`` is ``"recorded"``, and a question
+            has no recorded answer.
         EvidenceError: The gate failed on every question.
     """
     questions = [example.question for example in examples]
@@ -85,6 +86,12 @@ def judge(
         Request(question.text, draft=recorded, popularity=question.popularity)
         for question, recorded in zip(questions, recorded_drafts(questions, draft), strict=True)
     ]
+    if not examples or any(example.rag_correct is None for example in examples):
+        raise DataFormatError(
+            f"{'A question has no' if examples else 'There are no questions with a'} label for the answer with "
+            "retrieval.",
+            hint="Read the questions with read_paired: it needs the labels of both arms.",
+        )
     decider = resolve_gate(gate)
     decisions: list[Decision] = []
     for chunk in in_chunks(requests, "asking the gate", progress):
@@ -181,7 +188,7 @@ def evaluate(
 
     Args:
         gate: The gate.
-        examples: The questions, with labels for both arms.
+        examples: The questions, with labels for both arms: the ``examples`` of each file of `read_paired`.
         name: Name of the gate in the result.
         draft: See `judge`.
         progress: See `judge`.
@@ -194,7 +201,8 @@ def evaluate(
 
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`.
-        DataFormatError: ``draft`` is ``"recorded"``, and a question has no recorded answer.
+        DataFormatError: There are no questions, or one lacks a label; or ``draft`` is ``"recorded"``, and a question
+            has no recorded answer.
         EvidenceError: The gate failed on every question.
     """
     judged = judge(gate, examples, draft=draft, progress=progress)
