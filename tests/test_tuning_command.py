@@ -34,7 +34,7 @@ def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, 
     assert "50 questions, with LLM calls to http" in done.output
     assert ": 50 direct, 50 retrieve, 100 sample." in done.output
     assert "share of right answers among up to 2 samples per question" in done.output
-    assert "question alone: Retrieves for at most 90.0%" in done.output
+    assert "question alone: Retrieves for at most 90%" in done.output
     # The server says that each prompt has 7 tokens, and each answer is one token.
     assert "instead of 7 and 1 with retrieval for every question." in done.output
     assert [key for _, _, key in Fake.seen] == ["Bearer sk-from-outside"] * 200
