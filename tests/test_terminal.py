@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgate_integrations.cli.terminal import load_object, print_json, print_log, say, say_error, say_table
+from rgate_integrations.cli.terminal import (
+    load_object,
+    print_json,
+    print_log,
+    progress_bar,
+    say,
+    say_error,
+    say_table,
+)
 from rgate_integrations.errors import ConfigurationError, RGateError
 from tests.commands import rgate
 
@@ -45,6 +53,13 @@ def test_nothing_commands_the_terminal(show, capsys):
     printed = "".join(capsys.readouterr())
     assert not COMMANDS.search(printed)
     assert "a[2Jb" in printed
+
+
+def test_a_log_gets_no_progress_bar(capsys):
+    """Regression: it got an empty line."""
+    with progress_bar("asking", stopped="Nothing is lost.") as report:
+        report("asking", 1, 2)
+    assert capsys.readouterr() == ("", "")
 
 
 @given(st.text() | st.lists(st.text()) | st.dictionaries(st.text(), st.text()))

@@ -183,7 +183,9 @@ def print_log(level: int, form: str = "%(message)s") -> None:
 
 @contextmanager
 def progress_bar(label: str = "", *, stopped: str) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on standard error during a ``with`` block; yields its callback: ``(label, done, total)``.
+    """Show a progress bar during a ``with`` block, if standard error is a terminal; yields its callback.
+
+    The callback takes ``(label, done, total)``.
 
     Args:
         label: The current activity. If empty, the bar appears at the first call of the callback.
@@ -192,7 +194,8 @@ def progress_bar(label: str = "", *, stopped: str) -> Iterator[Callable[..., Non
     from rich.console import Console
     from rich.progress import Progress
 
-    bar = Progress(console=Console(stderr=True), transient=True)
+    # Without a terminal, such as in a log, rich would print an empty line.
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     task = bar.add_task(label, total=None)
 
     def report(label: str, done: int, total: int) -> None:
