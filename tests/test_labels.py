@@ -31,6 +31,9 @@ from tests.tuning_parts import Direct, Model, N, by_number, known, questions, re
         ([{"question": "x", "gold_answers": {}}], "gold_answers is neither a string nor a list"),
         ([7], "question 1: question is missing"),
         ("none.jsonl", "cannot be read"),
+        # Regression: the keys, or the names of the columns, were the questions.
+        ({"question": "x", "gold_answers": ["y"]}, "are a dict, not a list"),
+        (Mock(columns=["question"]), "are a Mock, not a list"),
     ],
 )
 def test_a_log_that_cannot_be_used(given, said):

@@ -95,10 +95,16 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
 
     Raises:
         DataFormatError: The file cannot be read, a line or item is invalid (the message names it), a question
-            lacks required gold answers, or there are no questions.
+            lacks required gold answers, there are no questions, or the source is a table or a single mapping.
     """
     if isinstance(source, str | Path):
         questions: Iterable[Question] = (question for _, question in _read_file(Path(source), _HINT))
+    elif isinstance(source, Mapping) or hasattr(source, "columns"):
+        # Their items are keys, or the names of columns.
+        raise DataFormatError(
+            f"The questions are a {type(source).__name__}, not a list of them.",
+            hint='Pass a list of dicts: [question], or table.to_dict("records").',
+        )
     else:
         questions = map(_as_question, source, count(1))
     by_key: dict[str, Question] = {}
