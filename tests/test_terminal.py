@@ -60,6 +60,8 @@ def test_a_log_gets_no_progress_bar(capsys):
     with progress_bar("asking", stopped="Nothing is lost.") as report:
         report("asking", 1, 2)
     assert capsys.readouterr() == ("", "")
+    with patch.object(sys, "stderr", None), progress_bar("asking", stopped="Nothing is lost."):
+        pass  # as with 2>&-
 
 
 @given(st.text() | st.lists(st.text()) | st.dictionaries(st.text(), st.text()))
@@ -133,3 +135,25 @@ def test_standard_input_that_is_not_utf_8_is_said():
     assert done.returncode == 1
     assert b"Standard input has bytes that are not valid utf-8" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
+def test_a_closed_stream_is_no_failure(stream):
+    """Regression: as a job started with ``<&-`` or ``>&-``, a command ended in a traceback after its work."""
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-c",
+                f"import sys; sys.{stream} = None; from rgate_integrations.cli import main; main()",
+            ),
+            *("decide", "--gate", "constant:always"),
+        ],
+        input=b"who?\nwhere?\n",
+        capture_output=True,
+        check=False,
+        env={"PATH": "", "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    assert (b"who?" in done.stdout) == (stream == "stderr")

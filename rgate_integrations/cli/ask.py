@@ -173,10 +173,11 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
     if arguments:
         yield from arguments
         return
-    if sys.stdin.isatty():
+    # None if it is closed.
+    if sys.stdin and sys.stdin.isatty():
         say("Type one question per line, then Ctrl-D.", err=True)
     try:
-        for line in sys.stdin:
+        for line in sys.stdin or ():
             # Some editors write a byte order mark at the beginning of a file.
             yield line.removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError as error:

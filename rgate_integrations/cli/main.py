@@ -74,5 +74,5 @@ def main() -> None:
         sys.exit(130)
     finally:
         # From here on, Ctrl-C while Python waits for threads ends the process without a traceback.
-        sys.stdout.flush()
+        typer.echo(nl=False)  # flushes; standard output may be closed
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))

@@ -195,7 +195,7 @@ def progress_bar(label: str = "", *, stopped: str) -> Iterator[Callable[..., Non
     from rich.progress import Progress
 
     # Without a terminal, such as in a log, rich would print an empty line.
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal)
     task = bar.add_task(label, total=None)
 
     def report(label: str, done: int, total: int) -> None:
