@@ -118,6 +118,13 @@ def test_the_page_shows_what_is_covered_and_what_no_corpus_has(browser, tmp_path
     assert rate == f"{100 * (30 + len(asked)) / 60:.1f} %", (
         "what is covered is retrieved for at any threshold"
     )
+    # Regression: the page had another AUC than rgate evaluate, and its dot was not on its curve.
+    p = [0.0 if q["override"] else q["p_known"] for q in covered["questions"]]
+    area = auc(p, [q["closed_book_correct"] for q in covered["questions"]])
+    assert browser.find_element("css selector", '[data-name="AUC"] b').text == f"{area:.3f}"
+    curve = browser.find_elements("css selector", "#curve path")[-1].get_attribute("d")
+    dot = browser.find_element("css selector", "#curve circle")
+    assert " ".join(f"{float(dot.get_attribute(name)):.1f}" for name in ("cx", "cy")) in curve
     assert not browser.get_log("browser")
 
 
