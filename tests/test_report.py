@@ -34,6 +34,14 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path,
     assert len(read_results(["r.json"])[0].questions) == written["pooled"]["n"] == 44
 
 
+def test_a_set_that_is_called_pooled_has_a_row_of_its_own(tmp_path):
+    """Regression: the row of all questions took its place."""
+    line = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
+    data = write(tmp_path / "d.jsonl", *({**line, "dataset": name} for name in ("pooled", "other")))
+    rows = printed("evaluate", "--data", data, "--gate", "constant:always").splitlines()
+    assert [row.split()[:2] for row in rows[1:]] == [["pooled", "1"], ["other", "1"], ["pooled", "2"]]
+
+
 # --- the report --------------------------------------------------------------------------------------------
 
 

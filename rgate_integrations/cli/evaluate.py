@@ -141,8 +141,8 @@ def evaluate(
     loaded = _load_judged(gate, draft, proxy, corpus)
     with progress_bar("asking the gate", stopped=NOT_WRITTEN) as report_progress:
         result, judged = run(loaded, examples, name=gate, draft=draft, progress=report_progress)
-    measured = {**result["sets"], "pooled": result["pooled"]}
-    say_table(_COLUMNS, [_row(name, numbers) for name, numbers in measured.items()])
+    measured = [*result["sets"].items(), ("pooled", result["pooled"])]  # a set may have this name, too
+    say_table(_COLUMNS, [_row(name, numbers) for name, numbers in measured])
     if corpus:
         shares = [f"{name} {share:.1%}" for name, share in result["covered"].items()]
         say(f"questions that a corpus covers: {', '.join(shares) or 'none'}")
