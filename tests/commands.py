@@ -1,12 +1,19 @@
 """The command line, run in this process."""
 
 import logging
+from functools import cache
+from unittest.mock import patch
 
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 
+# By default each run makes all commands of their functions again, which takes 40 ms.
+commands_made_once = patch("typer.testing._get_command", cache(get_command))
 
+
+@commands_made_once
 def rgate(*arguments, stdin=""):
     """Run a command, whatever becomes of it; what it does to the process's log is undone."""
     handlers, level = logging.root.handlers[:], logging.root.level

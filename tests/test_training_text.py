@@ -3,6 +3,7 @@
 import re
 import sys
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,35 +13,35 @@ training_text = pytest.importorskip("training_text")
 text_rows = pytest.importorskip("text_rows")
 text_frames = pytest.importorskip("text_frames")
 
-ROWS = training_text.make_training_rows()
+rows = cache(training_text.make_training_rows)
 LANGUAGES = text_rows.list_languages()
 WHOLE = [each for each in LANGUAGES if "latn" not in each and each != "mixed"]
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_one_others():
     again = training_text.make_training_rows()
-    assert again == ROWS
+    assert again == rows()
     other = training_text.make_training_rows(seed=1)
-    assert [row.text for row in other] != [row.text for row in ROWS]
-    assert {row.frame for row in other} >= {row.frame for row in ROWS if row.source in ("work", "helpers")}
+    assert [row.text for row in other] != [row.text for row in rows()]
+    assert {row.frame for row in other} >= {row.frame for row in rows() if row.source in ("work", "helpers")}
 
 
 def test_a_language_held_out_has_no_row_in_training_and_five_or_more_are():
-    held_out = {row.language for row in ROWS if row.group.startswith("language:") and row.part == "groups"}
+    held_out = {row.language for row in rows() if row.group.startswith("language:") and row.part == "groups"}
     assert held_out == set(text_rows.HELD_OUT_LANGUAGES)
     assert len(held_out) >= 4
-    assert not held_out & {row.language for row in ROWS if row.part == "train"}
+    assert not held_out & {row.language for row in rows() if row.part == "train"}
     assert len(set(WHOLE) - held_out) >= 15
 
 
 def test_a_frame_and_a_held_out_group_are_of_one_part():
     parts = defaultdict(set)
-    for row in ROWS:
+    for row in rows():
         if row.source != "paragraphs":
             parts[row.frame].add(row.part)
     assert {frame for frame, own in parts.items() if len(own) > 1} == set()
     groups = defaultdict(set)
-    for row in ROWS:
+    for row in rows():
         groups[row.group].add(row.part)
     assert {group for group, own in groups.items() if "groups" in own and "train" in own} <= {
         "wrapped:context",
@@ -59,16 +60,16 @@ def test_every_fifth_template_of_a_section_is_held_out_another_one_in_each_langu
         parts = [text_rows.assign_language_part(language, i) for i in range(10)]
         held_out[language] = [i for i, part in enumerate(parts) if part == "frames"]
         frames = {
-            row.frame: row.part for row in ROWS if row.frame.startswith(f"languages/{language}/private/")
+            row.frame: row.part for row in rows() if row.frame.startswith(f"languages/{language}/private/")
         }
         assert [frames[f"languages/{language}/private/{i}"] for i in range(10)] == parts
     assert held_out == {"ar": [4, 9], "cs": [2, 7], "de": [1, 6]}
 
 
 def test_no_text_is_in_training_and_held_out():
-    train = {(row.text, row.history) for row in ROWS if row.part == "train"}
-    assert not train & {(row.text, row.history) for row in ROWS if row.part != "train"}
-    assert len(train) == sum(row.part == "train" for row in ROWS)
+    train = {(row.text, row.history) for row in rows() if row.part == "train"}
+    assert not train & {(row.text, row.history) for row in rows() if row.part != "train"}
+    assert len(train) == sum(row.part == "train" for row in rows())
 
 
 def test_no_template_line_stands_in_two_places():
@@ -94,7 +95,7 @@ def test_a_language_has_sixty_templates_of_all_kinds_and_eight_how_to_questions(
 
 
 def test_nothing_is_left_open():
-    for row in ROWS:
+    for row in rows():
         assert row.text.strip(), row.frame
         for text in (row.text, *row.history):
             assert not re.search(
@@ -105,7 +106,7 @@ def test_nothing_is_left_open():
 
 
 def test_pieces_are_in_the_text_in_order_and_one_of_them_has_its_kind():
-    for row in ROWS:
+    for row in rows():
         start = 0
         for piece, kind in row.pieces:
             assert kind in text_rows.KINDS
@@ -117,7 +118,7 @@ def test_pieces_are_in_the_text_in_order_and_one_of_them_has_its_kind():
 
 def test_a_paragraph_is_twenty_to_four_hundred_words_and_is_joined_both_ways():
     pairs = defaultdict(list)
-    for row in ROWS:
+    for row in rows():
         if row.pair:
             pairs[row.pair].append(row)
     both = [rows for rows in pairs.values() if len(rows) == 2]
@@ -126,7 +127,7 @@ def test_a_paragraph_is_twenty_to_four_hundred_words_and_is_joined_both_ways():
         assert one.kind == other.kind
         assert "".join(one.text.split()) == "".join(other.text.split())
         assert ("\n" in one.text) != ("\n" in other.text)
-    words = [len(row.text.split()) for row in ROWS if row.group.startswith("topic:")]
+    words = [len(row.text.split()) for row in rows() if row.group.startswith("topic:")]
     assert min(words) >= 8
     assert max(words) <= 470
     assert sum(200 < each <= 400 for each in words) > 0.15 * len(words)
@@ -135,7 +136,7 @@ def test_a_paragraph_is_twenty_to_four_hundred_words_and_is_joined_both_ways():
 def test_the_question_of_a_paragraph_stands_at_any_place():
     for place, share in (("beginning", 0.34), ("end", 0.66)):
         at = []
-        for row in ROWS:
+        for row in rows():
             if row.frame.startswith("paragraphs/") and row.frame.endswith(f"private-{place}"):
                 kinds = [kind for _, kind in row.pieces]
                 at.append((kinds.index("private") + 0.5) / len(kinds))
@@ -144,7 +145,7 @@ def test_the_question_of_a_paragraph_stands_at_any_place():
 
 def test_three_hundred_frames_of_tasks_have_both_labels():
     needs = defaultdict(set)
-    for row in ROWS:
+    for row in rows():
         if row.group.startswith("task:"):
             needs[row.frame].add(row.needs_passages)
     assert len(needs) >= 300
@@ -152,19 +153,19 @@ def test_three_hundred_frames_of_tasks_have_both_labels():
 
 
 def test_a_turn_that_inherits_has_the_kind_of_what_was_asked():
-    kinds = Counter(row.kind for row in ROWS if row.group == "turns:retry-after-failure")
+    kinds = Counter(row.kind for row in rows() if row.group == "turns:retry-after-failure")
     assert set(kinds) == set(text_rows.ASKED)
-    for row in ROWS:
+    for row in rows():
         if row.source == "turns":
             assert all(line.startswith(("user: ", "assistant: ")) for line in row.history)
             assert row.history
-    offers = {row.kind for row in ROWS if row.group.startswith("turns:offer")}
+    offers = {row.kind for row in rows() if row.group.startswith("turns:offer")}
     assert offers == {*text_rows.NEEDY, "task"}
 
 
 def test_there_are_six_wordings_of_each_helper_and_all_need_nothing():
     wordings = defaultdict(set)
-    for row in ROWS:
+    for row in rows():
         if row.source == "helpers":
             wordings[row.group].add(row.frame)
             assert not row.needs_passages
@@ -178,7 +179,7 @@ def test_what_is_pasted_is_shared_out_between_the_parts():
     assert text_frames.select_part("abc", "groups") == list("abc")
     again = text_rows.read_slots(text_rows.read_sections(text_rows.FOLDER / "turns.txt"))["again"]
     held_out = again[3::4]
-    for row in ROWS:
+    for row in rows():
         if row.group in ("turns:retry-after-failure", "turns:retry-after-wrong") and row.part == "train":
             assert row.text not in held_out
 
@@ -186,7 +187,7 @@ def test_what_is_pasted_is_shared_out_between_the_parts():
 def test_a_context_with_the_answer_needs_nothing_and_an_empty_one_needs_passages():
     facts = [passage for part in ("train", "groups") for _, passage, _ in text_frames.read_facts(part)]
     assert len(facts) == len(set(facts)) >= 20
-    for row in ROWS:
+    for row in rows():
         if row.group == "wrapped:context":
             assert row.needs_passages == (not any(fact in row.text for fact in facts))
 
