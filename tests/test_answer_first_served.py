@@ -73,7 +73,7 @@ def connections(url):
 
 async def test_nothing_is_left_of_awaited_calls(chat):
     """One caller leaves as soon as the server has been asked."""
-    llm = chat(100)
+    llm = chat(50)
     router, before = routed(llm), threading.active_count()
     leaving = asyncio.ensure_future(router.ainvoke(LONG))
     while not llm.calls:

@@ -61,7 +61,7 @@ TEXTS = [
     "Écris un poème sur 東京 🙂 " * 7,
     "What does our contract say about late delivery? " * 30,
     "<s> half a pair \ud800, nothing \x00, and a joined \N{THUMBS UP SIGN}\U0001f3fd",
-    "The parcel was sent to the depot and weighed before noon, as the list says. " * 60,
+    "The parcel was sent to the depot and weighed before noon, as the list says. " * 40,
 ]
 QUESTION = "When is my bill due, and what did the plumber cost last year?"
 RANGES = [
@@ -280,13 +280,13 @@ def test_states_are_close_to_those_of_transformers(encoder, hub_folder):
 def test_no_company_changes_one_bit(encoder):
     parts = [[(0, len(text) // 2), (len(text) // 2, len(text))] for text in TEXTS]
     alone = [encoder.encode([text], [own])[0] for text, own in zip(TEXTS, parts, strict=True)]
-    assert same(encoder.encode(TEXTS, parts), alone)
     short = [QUESTION[:end] for end in range(1, len(QUESTION), 4)]
     short_alone = [encoder.encode([text])[0] for text in short]
     for each in (encoder, *(Encoder(cached_path(ENCODER), threads=threads) for threads in (1, 3))):
-        assert same(each.encode(TEXTS * 2, parts * 2), alone * 2)
+        assert same(each.encode(TEXTS, parts), alone)
         mixed = each.encode([*short, *TEXTS[::-1]])
         assert same(mixed[: len(short)], short_alone)
+    assert same(encoder.encode(TEXTS * 2, parts * 2), alone * 2)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda i: encoder.encode([TEXTS[i % 9]], [parts[i % 9]])[0], range(18)))
     assert same(found, [alone[i % 9] for i in range(18)])

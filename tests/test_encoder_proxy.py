@@ -62,8 +62,9 @@ def test_it_reads_no_begun_answer():
 @pytest.mark.model
 def test_segments_have_the_same_states_in_any_batch_and_with_any_threads(proxy):
     alone = [read(proxy, [text])[0] for text in TEXTS]
-    for each in (proxy, *(On(Encoder(cached_path(ENCODER), threads=threads)) for threads in (1, 3))):
-        for one, other in zip(read(each, TEXTS * 3), alone * 3, strict=True):
+    others = [On(Encoder(cached_path(ENCODER), threads=threads)) for threads in (1, 3)]
+    for each, times in ((proxy, 3), *((other, 1) for other in others)):
+        for one, other in zip(read(each, TEXTS * times), alone * times, strict=True):
             assert np.array_equal(one.segments, other.segments)
             assert np.array_equal(one.whole, other.whole)
             assert one.prompt_tokens == other.prompt_tokens

@@ -32,10 +32,10 @@ from langchain.chat_models import init_chat_model
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.provider_model import ProviderModel
 
+PROVIDERS = (Chat, Tags, Responses, Anthropic, Gemini, Ollama)
 
-@pytest.fixture(
-    params=(Chat, Tags, Responses, Anthropic, Gemini, Ollama), ids=lambda provider: provider.__name__
-)
+
+@pytest.fixture(params=PROVIDERS, ids=lambda provider: provider.__name__)
 def provider(request, monkeypatch):
     pytest.importorskip(request.param.package)
     for name in ("OPENAI", "ANTHROPIC", "GOOGLE"):
@@ -144,7 +144,10 @@ def say_number(asked):
     return says_what_it_knows(re.search(r"number \d+", asked)[0]).text
 
 
-@thinks
+# What is tuned on is no more the provider's where it does not think.
+@pytest.mark.parametrize(
+    ("provider", "thinks"), [*((each, THINKING) for each in PROVIDERS), (Ollama, 0)], indirect=["provider"]
+)
 def test_a_gate_is_tuned_on_answers_and_none_is_made_of_thoughts(ask, command, provider, thinks, tmp_path):  # noqa: F811
     server = provider(thinks, say_number)
     run = partial(command, server)

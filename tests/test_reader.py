@@ -103,7 +103,6 @@ def test_its_tokens_are_those_of_the_whole_model(reader, smollm2):
 @pytest.mark.model
 def test_no_company_changes_one_bit(reader):
     alone = [states_of(reader, [q], [d])[0] for q, d in zip(QUESTIONS, DRAFTS, strict=True)]
-    np.testing.assert_array_equal(states_of(reader, QUESTIONS, DRAFTS), alone)
     for each in (reader, *(Reader(cached_path(READER), threads=threads) for threads in (1, 3))):
         np.testing.assert_array_equal(states_of(each, QUESTIONS * 2, DRAFTS * 2), alone * 2)
 
@@ -140,7 +139,7 @@ def test_what_follows_a_question_changes_nothing_and_is_read_only_where_it_is_as
 @pytest.mark.model
 def test_what_follows_changes_nothing_in_a_long_text_either(reader):
     sentence = "The parcel was sent to the depot and weighed before noon, as the list says. "
-    texts = [Segmented.from_text((sentence * times).strip(), []) for times in (120, 240)]
+    texts = [Segmented.from_text((sentence * times).strip(), []) for times in (60, 120)]
     layers = RequestLayers((), (PooledLayer(18, "question", "mean"),))
     short, long = reader.request_states(texts, layers)
     assert np.array_equal(long.segments[: len(short.segments) - 1], short.segments[:-1])

@@ -134,6 +134,8 @@ def test_where_every_answer_is_cut_off_nothing_is_measured(ability, dialect, tmp
     if not is_shown:
         return
     assert len(Fake.seen) <= 2 + 6
+    if dialect != "reasoning_content":
+        return  # where it does not think, all dialects are one
     Fake.seen.clear()
     assert "measured: 50 of 100" in ability(server, "--think", "off").stdout
     kwargs = {"enable_thinking": False, "thinking": False}
@@ -268,7 +270,8 @@ class Numbers(ThinkingServer):
         return says_what_it_knows(body["messages"][-1]["content"].partition("?")[0]).text
 
 
-@dialects
+# How a dialect shows its thoughts is read of each answer; here are those that show them apart, as a number, and not.
+@pytest.mark.parametrize("dialect", ["reasoning_content", "hidden", DIALECTS["a tag that the prompt opens"]])
 def test_a_tuned_gate_says_how_its_llm_thought_and_none_is_made_of_thoughts(fake, dialect, tmp_path, prior):
     server = Numbers(dialect)
     found = tuned(tmp_path / "first", prior, direct=fake(server, options=LONG))
