@@ -539,21 +539,15 @@ async def test_a_caller_who_leaves_the_events_closes_the_stream(token, look):
         gc.enable()
 
 
+@pytest.mark.parametrize("config", [{"max_concurrency": 3}, {}])
 @each(BATCHES)
-def test_answers_of_a_batch_are_begun_side_by_side_within_its_limit(call):
-    writer, open_now = Writer(), []
-    writer.pace = lambda number: open_now.append(len(writer.calls) - len(writer.ended))
-    asked = [f"known {n}" for n in range(8)]
-    assert call(routed(spoken(writer)), asked, {"max_concurrency": 3}) == [WHOLE] * 8
-    assert max(open_now) == 3
-
-
-@each(BATCHES)
-def test_in_threads_no_more_answers_are_begun_than_langchain_would_run(call):
+def test_answers_of_a_batch_are_begun_side_by_side_within_its_limit_or_langchains_of_threads(call, config):
     """Regression: without a limit, a batch sent all of its questions to the LLM at once."""
     writer, open_now = Writer(), []
     writer.pace = lambda number: open_now.append(len(writer.calls) - len(writer.ended))
     asked = [f"known {n}" for n in range(50)]
-    assert call(routed(spoken(writer)), asked) == [WHOLE] * 50
-    if call is BATCHES["batch"]:
+    assert call(routed(spoken(writer)), asked, config) == [WHOLE] * 50
+    if config:
+        assert max(open_now) == 3
+    elif call is BATCHES["batch"]:
         assert max(open_now) <= min(32, os.cpu_count() + 4)

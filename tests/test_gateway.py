@@ -238,13 +238,13 @@ def test_a_client_that_leaves_ends_the_upstreams_answer():
 
 
 def test_a_gate_that_fails_retrieves_and_what_it_says_makes_no_header():
-    with gateway(Broken("no disk\r\nx-evil: é 東京 \x00\x7f" + " more" * 1_000)) as between:
+    with gateway(Broken("no “disk” – or ‘file’ …\r\nx-evil: é 東京 \x00\x7f" + " more" * 1_000)) as between:
         response = between.ask("known")
         assert "Shakespeare" in between.sent
         assert 'rgate_errors_total{type="OSError"}' in between.metrics
     assert gateway_headers(response)["error"] == "OSError"
     assert "x-evil" not in response.headers
-    assert "no disk x-evil: ? ?? ??" in gateway_headers(response)["reason"]
+    assert "no \"disk\" - or 'file' ... x-evil: ? ?? ??" in gateway_headers(response)["reason"]
     assert len(gateway_headers(response)["reason"]) <= 300
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.serving.upstream import EventReader
-from tests.http_servers import Broken, Words, listening, serving_gateway
+from tests.http_servers import Words, listening, serving_gateway
 from tests.scripted_upstream import ANSWER, ScriptedUpstream, Shelf, completion
 from tests.test_gateway import HAMLET, Unsure, gateway, gateway_headers
 
@@ -258,11 +258,6 @@ def test_a_wish_that_is_none_is_refused(ask, servers):
     assert "off, retrieve or direct" in response.json()["error"]["message"]
     assert len(upstream.requests) == before
     assert ask(CHAT, {"messages": [USER]}, **{"x-rgate": "OFF"})[0] == {}
-
-
-def test_quotes_in_a_reason_are_readable():
-    with gateway(Broken("it asks “who” – or ‘what’ … 東京")) as between:
-        assert "it asks \"who\" - or 'what' ... ??" in gateway_headers(between.ask())["reason"]
 
 
 # --- partial answers ----------------------------------------------------------------------------------------------
