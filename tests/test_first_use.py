@@ -35,7 +35,7 @@ from rgate_integrations.models.first_use import OFFLINE, find_download_obstacle,
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.runtime.files import write_folder
-from tests.patience import Clock
+from tests.patience import ENDS_SOON, Clock
 
 MINILM = "all-minilm-l6-v2"
 LINE = "rgate: downloading the embedder all-minilm-l6-v2 (84 MB), once, to {}\n"
@@ -280,9 +280,10 @@ def test_the_end_of_the_process_does_not_wait_for_a_local_model_that_is_fetched(
         assert isinstance(loading.exception(), ModelLoadError), "the folder is empty"
 
 
-SCRIPT = """
+SCRIPT = f"""
 import sys, time
 from rgate_integrations import load_gate
+{ENDS_SOON}
 from rgate_integrations.models import download
 
 def never_ends(item, source, folder):
@@ -292,7 +293,6 @@ def never_ends(item, source, folder):
 download.fetch_files = never_ends
 decision = load_gate().decide("What is the capital of France?", timeout=0.5)
 print(decision.error.type)
-{end}
 """
 
 
@@ -304,7 +304,7 @@ def test_a_script_that_ends_during_a_download_leaves_nothing_half_made(tmp_path,
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(end=end)],
+        [sys.executable, "-c", SCRIPT + end],
         env=environment,
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from rgate_integrations.models.download import cache_dir
-from tests.patience import PATIENCE
+from tests.patience import ENDS_SOON, PATIENCE
 
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 # In a background job of a shell, Ctrl-C is ignored, and a child would inherit that.
@@ -291,7 +291,7 @@ def test_a_script_that_ends_while_decisions_run_ends_with_0(model):
 )
 def test_ctrl_c_while_decisions_run_ends_the_script_as_ctrl_c_does(model, waits):
     # A scripted model is too quick to be interrupted: it waits instead.
-    slow = "Model.score = lambda *a, **k: threading.Event().wait()" if model == SCRIPTED else ""
+    slow = f"{ENDS_SOON}\nModel.score = lambda *a, **k: threading.Event().wait()" if model == SCRIPTED else ""
     body = BUSY.replace("questions =", f"{slow}\nquestions =")
     code, _, err = interrupted(f"{body}{READY}{waits}", model=model)
     assert code == -signal.SIGINT, err  # which a shell shows as 130
@@ -310,7 +310,7 @@ def test_ctrl_c_ends_the_command_with_130():
     sys.argv = ["rgate", "decide", "--gate", "prompt", "Who wrote Hamlet?"]
     main()
     """
-    status, _, err = interrupted(READY + textwrap.dedent(code))
+    status, _, err = interrupted(f"{ENDS_SOON}\n{READY}{textwrap.dedent(code)}")
     assert status == 130, err
     assert "Traceback" not in err
 
