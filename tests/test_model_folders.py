@@ -36,15 +36,21 @@ def pickled(folder, name="model.safetensors", as_name="pytorch_model.bin"):
     (folder / name).unlink()
 
 
-@pytest.fixture
-def embedder(tiny, tmp_path):
-    """A sentence-transformers folder of the test's own."""
+@pytest.fixture(scope="module")
+def pooled(tiny, tmp_path_factory):
+    """A sentence-transformers folder."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
 
-    folder = tmp_path / "embedder"
+    folder = tmp_path_factory.mktemp("pooled")
     SentenceTransformer(modules=[Transformer(tiny), Pooling(32)], device="cpu").save(str(folder))
     return folder
+
+
+@pytest.fixture
+def embedder(pooled, tmp_path):
+    """One of the test's own."""
+    return shutil.copytree(pooled, tmp_path / "embedder")
 
 
 @pytest.fixture

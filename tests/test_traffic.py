@@ -1,4 +1,4 @@
-"""The traffic that benchmarks count on: its labels, its mix, that none of it is training text, and its figures."""
+"""The traffic that benchmarks count on: its labels, its mix, and its figures."""
 
 import re
 import sys
@@ -10,7 +10,6 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 traffic = pytest.importorskip("traffic_requests")
 picture = pytest.importorskip("traffic_picture")
-training_text = pytest.importorskip("training_text")
 
 MIX = {
     "in_domain": (120, 120),
@@ -55,12 +54,6 @@ def test_an_answer_of_the_help_desk_is_in_its_handbook():
     for each in DAYS["helpdesk"]:
         if each.needs_passages:
             assert all(normalise(gold) in handbook for gold in each.gold_answers), each.id
-
-
-def test_no_request_is_a_training_text():
-    trained = {normalise(row.text) for row in training_text.make_training_rows()}
-    same = [each.id for day in DAYS.values() for each in day if normalise(each.request.question) in trained]
-    assert same == []
 
 
 def test_intervals_are_wilsons():

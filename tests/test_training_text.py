@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_traffic import DAYS, normalise
+
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 training_text = pytest.importorskip("training_text")
 text_rows = pytest.importorskip("text_rows")
@@ -70,6 +72,12 @@ def test_no_text_is_in_training_and_held_out():
     train = {(row.text, row.history) for row in rows() if row.part == "train"}
     assert not train & {(row.text, row.history) for row in rows() if row.part != "train"}
     assert len(train) == sum(row.part == "train" for row in rows())
+
+
+def test_no_request_is_a_training_text():
+    trained = {normalise(row.text) for row in rows()}
+    same = [each.id for day in DAYS.values() for each in day if normalise(each.request.question) in trained]
+    assert same == []
 
 
 def test_no_template_line_stands_in_two_places():
