@@ -63,13 +63,16 @@ def test_vectors_are_those_of_embedding_without_memory(encoded):
     assert len(embedder.embed_queries([])) == 0
 
 
-def test_every_name_of_a_model_shares_its_last_queries_and_documents_are_not_kept(encoded, embedder_model):
+def test_every_name_of_a_model_shares_its_last_queries_and_documents_are_not_kept(
+    encoded, embedder_model, monkeypatch
+):
+    monkeypatch.setattr("rgate_integrations.index.embedder._MAX_QUERIES", 8)
     SentenceEmbedder(embedder_model).embed(["a"])
     SentenceEmbedder(embedder_model).embed_queries(["a"])
     SentenceEmbedder(str(cached_path(embedder_model))).embed_queries(["a"])
     SentenceEmbedder(embedder_model).embed(["a"])
     assert encoded == [["a"]] * 3
-    for texts in (map(str, range(1_026)), ["2", "1025"], ["0"]):
+    for texts in (map(str, range(10)), ["2", "9"], ["0"]):
         SentenceEmbedder().embed_queries(list(texts))
     assert encoded[4:] == [["0"]], "the oldest are forgotten"
 
