@@ -6,6 +6,7 @@ import pickle
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -216,19 +217,22 @@ def test_a_search_that_returns_no_passages_is_refused(results):
         CorpusProfile.from_retriever(lambda query: results)
 
 
+from_retriever = partial(CorpusProfile.from_retriever, timeout=0.05)
+
+
 @pytest.mark.parametrize(
-    ("retriever", "error"),
+    ("make", "given", "error"),
     [
-        (3, ConfigurationError),
-        (lambda query: [], ProfileError),
-        (lambda query: 1 / 0, ProfileError),
-        (lambda query: time.sleep(1), ProfileError),
+        (from_retriever, 3, ConfigurationError),
+        (from_retriever, lambda query: [], ProfileError),
+        (from_retriever, lambda query: 1 / 0, ProfileError),
+        (from_retriever, lambda query: time.sleep(1), ProfileError),
+        *((CorpusProfile.from_texts, texts, ProfileError) for texts in ([], ["", " \n"], [None], [b"bytes"])),
     ],
-    ids=["none", "empty", "failing", "hanging"],
 )
-def test_a_retriever_that_finds_nothing_is_a_typed_error(retriever, error):
+def test_what_has_or_finds_no_passages_is_a_typed_error(make, given, error):
     with pytest.raises(error):
-        CorpusProfile.from_retriever(retriever, timeout=0.05)
+        make(given)
 
 
 def test_a_retriever_that_wants_to_end_the_process_is_a_typed_error():
@@ -244,12 +248,6 @@ def test_what_was_found_before_a_search_hung_is_enough(fake):
 
 
 # --- profiles ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("texts", [[], ["", " \n"], [None], [b"bytes"]])
-def test_what_has_no_passages_is_a_typed_error(texts):
-    with pytest.raises(ProfileError):
-        CorpusProfile.from_texts(texts)
 
 
 @pytest.mark.parametrize("texts", [LOGGER[:1], LOGGER[:2], LOGGER * 10, ["x"], ["", "🙂"]])
