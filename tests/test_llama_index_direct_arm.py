@@ -153,7 +153,7 @@ def test_a_prompt_or_an_engine_of_your_own(call):
 
 def test_a_text_in_place_of_a_prompt_is_refused():
     """Regression: the first known question failed, with an error of an event's fields."""
-    with pytest.raises(ConfigurationError, match=r"A prompt must be .*, not str, .* PromptTemplate\("):
+    with pytest.raises(ConfigurationError, match=r"str cannot be used as a prompt: .* PromptTemplate\("):
         gated(engine_over(Listener()), Listener(), direct_prompt="Say {query_str}")
 
 
