@@ -39,8 +39,8 @@ GOOD = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
     [
         ({"question": 3}, "line 2: question is missing"),
         # Regression: the gate refused these after all calls of the LLM, without the line.
-        ({**GOOD, "question": "a\0b"}, "line 2: question has NUL bytes"),
-        ({**GOOD, "question": "\x1f"}, "line 2: question has .* only control characters"),
+        ({**GOOD, "question": "a\0b"}, "line 2: question contains NUL bytes"),
+        ({**GOOD, "question": "\x1f"}, "line 2: question has only control characters"),
         ({"question": "b?", "rag_correct": True}, "line 2: it has neither closed_book_correct"),
         ({"question": "b?", "closed_book_correct": True}, "line 2: it has neither rag_correct"),
         ({"question": "b?", "closed_book_correct": 2}, "closed_book_correct must be true or false, not 2"),
@@ -128,7 +128,7 @@ def test_break_even_of_the_ik_paper():
 @pytest.mark.parametrize("examples", [[], [Example(Question("a?"), 1.0, True), Example(Question("b?"), 1.0)]])
 def test_nothing_is_measured_without_the_labels_of_both_arms(measured, examples):
     """Regression: a missing label counted as a wrong answer, so that always retrieving looked useless."""
-    with pytest.raises(DataFormatError, match="label for the answer with retrieval"):
+    with pytest.raises(DataFormatError, match=r"no label of its answer with retrieval|There are no questions"):
         measured(load_gate("constant:always"), examples)
 
 

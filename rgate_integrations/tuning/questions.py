@@ -64,7 +64,8 @@ class Question:
         """
         asked = record.text("question")
         if "\0" in asked or not asked.strip():
-            raise record.error("question has NUL bytes, or only control characters")
+            problem = "contains NUL bytes" if "\0" in asked else "has only control characters"
+            raise record.error(f"question {problem}")
         key = "gold_answers" if "gold_answers" in record.fields else "answer"
         draft = None
         text = record.optional_text("closed_book_text") or record.optional_text("closed_book_answer")
