@@ -128,7 +128,9 @@ def test_break_even_of_the_ik_paper():
 @pytest.mark.parametrize("examples", [[], [Example(Question("a?"), 1.0, True), Example(Question("b?"), 1.0)]])
 def test_nothing_is_measured_without_the_labels_of_both_arms(measured, examples):
     """Regression: a missing label counted as a wrong answer, so that always retrieving looked useless."""
-    with pytest.raises(DataFormatError, match=r"no label of its answer with retrieval|There are no questions"):
+    with pytest.raises(
+        DataFormatError, match=r"no label of its answer with retrieval|There are no questions"
+    ):
         measured(load_gate("constant:always"), examples)
 
 

@@ -225,7 +225,10 @@ def calibrate(
     budget: BudgetOption = None,
     proxy: ProxyName = None,
 ) -> None:
-    """Calibrate P(known), choose a threshold (guaranteed if the paired data suffice), and save the gate."""
+    """Calibrate P(known), choose a threshold that keeps to --max-loss or --budget, and save the gate.
+
+    With enough questions the limit is guaranteed, with 95 % confidence. The command prints whether it is.
+    """
     from rgate_integrations.gates.folder import CONFIG, save_gate
     from rgate_integrations.gates.registry import saved_gate
     from rgate_integrations.runtime.files import check_output

@@ -125,7 +125,9 @@ _EMITTED = {
 
 
 def emit_decision_event(decision: Decision, config: RunnableConfig | None = None) -> Flow[None]:
-    """Emit a decision to listeners: a custom event `EVENT`, and in a graph ``{EVENT: ...}`` in its custom stream.
+    """Emit a decision as a custom event named `EVENT`; in a LangGraph node, also in the graph's custom stream.
+
+    The event is a dict with ``version`` and the main fields of the decision. In the stream, its key is `EVENT`.
 
     Args:
         decision: The decision.

@@ -65,9 +65,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             when None.
         llm: Your own chat model: it drafts an answer, which the gate judges. The default gate is then
             ``answer:default,default-answer``, which also reads drafts. Each question costs an LLM call for
-            the draft, besides the one for the answer; with ``route(..., answer_first=True)``, a known question
-            costs only one call. Drafting runs have the tags ``nostream``, which hides them in LangGraph, and
-            ``rgate_draft``. If retrieval is skipped, a router's direct arm gets the draft in
+            the draft, besides the one for the answer. With ``route(..., answer_first=True)``, ``llm`` is not used,
+            and a known question costs only one call. Drafting runs have the tags ``nostream``, which hides them in
+            LangGraph, and ``rgate_draft``. If retrieval is skipped, a router's direct arm gets the draft in
             ``config["metadata"]["rgate_draft"]``.
         tokens: Maximum number of tokens of the draft, at least 1.
         condense: A runnable from messages to one standalone question, for follow-ups, that is, questions with

@@ -101,7 +101,7 @@ class EncoderProxy(HasStates):
         return results
 
     def join(self, text: Segmented) -> tuple[str, list[Range]]:
-        """Return one text, the end of the history followed by the request, and the ranges of characters to pool.
+        """Return one text (the end of the history, then the request) and the ranges of characters to pool.
 
         The ranges are those of the request's segments. If there is a history, the range of the whole request comes
         before them. The history itself is not pooled: it only contributes through attention.

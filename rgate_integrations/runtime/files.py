@@ -24,7 +24,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, Locke
 
 _END = 1 << 16  # bytes to read first from the end of a log
 _LONGEST_LINE = 1 << 26  # bytes; a file without line feeds must not fill the memory
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # network file systems may have no locks; we write there without one
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # of network file systems without locks; we write there without one
 
 SHIPPED = Path(__file__).parents[1] / "weights"
 """The folder with the files that ship with the package."""

@@ -87,8 +87,12 @@ def judge(
         for question, recorded in zip(questions, recorded_drafts(questions, draft), strict=True)
     ]
     if not examples or any(example.rag_correct is None for example in examples):
-        problem = "A question has no label of its answer with retrieval." if examples else "There are no questions."
-        raise DataFormatError(problem, hint="Read questions that have the labels of both arms with read_paired.")
+        problem = (
+            "A question has no label of its answer with retrieval." if examples else "There are no questions."
+        )
+        raise DataFormatError(
+            problem, hint="Read questions that have the labels of both arms with read_paired."
+        )
     decider = resolve_gate(gate)
     decisions: list[Decision] = []
     for chunk in in_chunks(requests, "asking the gate", progress):
