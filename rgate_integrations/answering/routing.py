@@ -148,7 +148,7 @@ class RoutedCall(ABC, Generic[_Input]):
     def route(self) -> Flow[Sequence[_Input]]:
         """Decide about every input. Answers and searches that are not needed are cancelled.
 
-        Failures retrieve, except those of a gate with ``on_error="raise"``.
+        If the gate fails on an input, that input retrieves, unless the gate has ``on_error="raise"``.
 
         Returns:
             The inputs, each with its outcome, and with its answer or passages if its arm has begun.

@@ -215,7 +215,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         )
 
     def depends_on_knowledge(self, score: Score) -> float:
-        """Return the share of P(the LLM can answer) that needs knowledge, in [0, 1]; 1 if this P is 0.
+        """Return how far an answer without passages depends on the LLM's knowledge, in [0, 1].
+
+        It is the share, by probability, of the kinds that need a fact, among all kinds that an LLM may answer without
+        passages. Whether the LLM knows the fact plays no part. 1 if none of these kinds has any probability.
 
         Args:
             score: This gate's score of the request.

@@ -130,8 +130,8 @@ class PromptEncoder(TextEncoder):
             return tuple(self.ids(self._render(turns)))
         except Exception as error:  # a template is the model author's program, which may raise anything
             raise ConfigurationError(
-                f"The conversation cannot be written with the model's chat template: {error}",
-                hint="Use an instruction-tuned model, with turns of user and assistant in alternation.",
+                f"The conversation cannot be rendered with the model's chat template: {error}",
+                hint="Use an instruction-tuned model, with alternating user and assistant turns.",
             ) from error
 
     def training_pair(

@@ -31,8 +31,8 @@ _loading = ForkSafeLock()  # one of several concurrent callers loads the model f
 class OnnxSession:
     """A graph and its weights, ready to run. Safe for threads and forks.
 
-    A forked child opens its own session on first use: another thread of the parent may have been using the
-    parent's, whose locks are then never released in the child.
+    A forked child opens its own session on first use, because another thread of the parent may have been using the
+    parent's session, and its locks would never be released in the child.
 
     Args:
         graph: The graph, which names the files of its weights.

@@ -113,7 +113,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
-    """Return the cost of reading a prompt; none for 0 tokens: the states were kept when the draft was written."""
+    """Return the cost of reading a prompt; 0 tokens cost nothing, because the draft's states were kept."""
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 
