@@ -252,7 +252,7 @@ def test_a_gate_on_a_server_is_not_calibrated(words, url, tmp_path):
     before = len(words.asked)
     error = rgate("calibrate", "--data", data, "--gate", url, "--out", tmp_path / "gate").exception
     assert isinstance(error, ConfigurationError)
-    assert "asks a server" in error.message
+    assert "would send questions to a server" in error.message
     assert (len(words.asked), os.listdir(tmp_path)) == (before, ["d.jsonl"])
     error = rgate("monitor", data, "--gate", url).exception
     assert isinstance(error, ModelLoadError)
@@ -262,7 +262,7 @@ def test_a_gate_on_a_server_is_not_calibrated(words, url, tmp_path):
 def test_a_saved_gate_may_not_send_questions_to_a_server(tmp_path):
     inner = {"inner": {"gate": "remote", "url": "http://127.0.0.1:9"}}
     save_gate(SavedGate(method="calibrated", prompts={}, parameters=inner), tmp_path / "gate")
-    with pytest.raises(ModelLoadError, match="asks a server"):
+    with pytest.raises(ModelLoadError, match="would send questions to a server"):
         load_gate(str(tmp_path / "gate"))
 
 

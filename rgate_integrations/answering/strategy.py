@@ -25,8 +25,8 @@ class Strategy:
             every answer.
         made_for: The gate for which ``judge`` and ``question_gate`` were made; None if they fit any.
         chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
-        llm_thinks: Whether the direct arm's LLM sent thoughts before an answer in an earlier call with this object.
-            If so, only the question is judged, not a partial answer.
+        llm_thinks: Whether the direct arm's LLM has sent thoughts before an answer since this strategy was made. If
+            so, ``question_gate``, if there is one, judges the question, and no partial answer is judged.
     """
 
     answer_first: AnswerFirst | None = None

@@ -76,10 +76,11 @@ class Batcher(Generic[_Item, _Result]):
         return futures
 
     def close(self) -> None:
-        """Let the worker end after its current batch, whose results are dropped.
+        """Drop all queued items, let the worker end after its current batch, and discard that batch's results.
 
-        When a process ends, only daemon threads are left. If one of them ran inside an extension, such as pydantic's,
-        during the interpreter's shutdown, the process would crash. So daemon threads get no more results.
+        At exit, only daemon threads can still be waiting for results. A result would wake them, and a daemon thread
+        that runs in an extension, such as pydantic's, while the interpreter shuts down crashes the process. So their
+        futures never complete.
         """
         with self._changed:
             self._closed = True

@@ -274,7 +274,7 @@ def _is_one_tier(entries: Sequence[AbilityEntry], family: str) -> bool:
 
 
 def _guess_by_size(size: float) -> float:
-    """Return an ability guessed from the size alone, in billions of parameters; never above the default."""
+    """Return an ability guessed from the size alone (in billions of parameters); at most 0, that of the default."""
     return min(0.0, _LOGITS_PER_DOUBLING * math.log2(size / _DEFAULT_SIZE))
 
 

@@ -112,7 +112,7 @@ def _copy_json(value: Any, depth: int) -> Any:
     Raises:
         TypeError: JSON has no such type, or a key is not text (JSON would turn 1 and "1" into the same key).
         ValueError: The value is nested deeper than ``depth``, for example because it contains itself; or it
-            is NaN, infinite, an integer of thousands of digits, or half a surrogate pair.
+            is NaN, infinite, an integer of thousands of digits, or a string with a lone surrogate.
     """
     if depth < 0:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")

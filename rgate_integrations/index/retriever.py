@@ -55,6 +55,7 @@ def check_search(queries: Sequence[str], k: int) -> None:
     """
     if isinstance(queries, str):
         raise ConfigurationError(
-            f"search needs a list of queries, not the text {queries[:60]!r}.", hint="Use search([query])[0]."
+            f"search needs a list of queries, not a single string: {queries[:60]!r}.",
+            hint="Use search([query])[0].",
         )
     valid_count(k, "k")

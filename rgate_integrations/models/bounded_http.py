@@ -120,7 +120,7 @@ async def request(
             if len(received) > LONGEST_BODY:
                 raise ServerError(
                     f"The answer from {url} is larger than {LONGEST_BODY >> 20} MiB; the rest was not read.",
-                    hint="Check that the URL is the one of an LLM's server or a decision server.",
+                    hint="Check that the URL points to an LLM server or a decision server.",
                 )
         return Answer(response.status_code, response.headers, bytes(received))
 

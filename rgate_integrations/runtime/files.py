@@ -360,8 +360,8 @@ class JsonlLog:
 
         Args:
             file: The file; only the end of a long file is read.
-            lines: The lines to append; None when the log is opened. A file with nothing but an incomplete line counts
-                as a log only if ``lines`` begins with that line or, for None, if the line begins with ``{``.
+            lines: The lines to append; None when the log is opened. If the file has only an incomplete line, they
+                must begin with it; for None, it must begin with ``{``.
 
         Raises:
             DataFormatError: The file is not such a log.
@@ -387,7 +387,7 @@ class JsonlLog:
             is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
         if not is_ours:
             raise DataFormatError(
-                f"{str(self.path)!r} already contains something other than records of this kind.",
+                f"{str(self.path)!r} is not the log to continue: its last line is something other than a record of it.",
                 hint="Choose another file.",
             )
         return len(last) if is_torn else 0

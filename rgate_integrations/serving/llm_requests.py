@@ -106,8 +106,8 @@ _MESSAGES = TypeAdapter(list[OnErrorOmit[TextMessage]])
 def parse_question(state: object) -> UserTurn | None:
     """Return the question and the turns before it; None if there is no question.
 
-    ``state`` is a text, a list of messages, or an object with one of these under ``question`` or else
-    ``messages``. In a list, the last message is the question, if it is from the user and has text.
+    ``state`` is a string, a list of messages, or an object with one of these under ``question`` or else
+    ``messages``. In a list, the last message is the question, if it is a user message with text.
     """
     if isinstance(state, Mapping):
         state = state.get("question", state.get("messages"))

@@ -257,9 +257,10 @@ class Answers:
         is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, RemoteModel)
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
             raise NoAnswerError(
-                f"All {len(finished)} answers were cut off: the LLM thinks first, or its answers are too long.",
-                hint="Turn thinking off (--think off) or, with rgate tune and collect, allow longer answers "
-                "(--answer-tokens); and choose another output path (--out).",
+                f"All {len(finished)} answers were cut off at the token limit: the LLM thinks first, or its answers "
+                "are too long.",
+                hint="Turn thinking off (--think off), or allow longer answers (--answer-tokens of rgate tune and "
+                "rgate collect). Choose another --out, because this one keeps the answers that were cut off.",
             )
 
     def _plan_jobs(self, questions: Sequence[Question], arms: Sequence[ArmName]) -> list[_Job]:
