@@ -145,7 +145,7 @@ def needs_passages(outcome: object) -> TypeGuard[Decision]:
 
 
 def is_never_known(decision: Decision) -> bool:
-    """Return whether the question is probably about news or private documents, so that no LLM knows the answer."""
+    """Return whether the question is probably about news or private documents, which no LLM is likely to know."""
     return decision.signals.get("private", 0.0) + decision.signals.get("fresh", 0.0) >= 0.5
 
 

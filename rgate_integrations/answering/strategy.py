@@ -19,10 +19,10 @@ class Strategy:
     Attributes:
         answer_first: Options for judging the beginning of the LLM's answer without passages; None to skip that.
         look_first: Options for judging the passages that a search finds; None to skip that.
-        judge: The gate that judges partial answers: a `Decider`, or in LangChain a runnable; unused without answer
-            first.
-        question_gate: The gate that screens questions before an answer starts; with None, answer first starts
-            every answer.
+        judge: The gate that judges partial answers: a `Decider`, or in LangChain a runnable; unused if
+            ``answer_first`` is None.
+        question_gate: With ``answer_first``, the gate that screens a question before the LLM starts to answer; if
+            None, the LLM starts to answer every question.
         made_for: The gate for which ``judge`` and ``question_gate`` were made; None if they fit any.
         chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
         llm_thinks: Whether the direct arm's LLM has sent thoughts before an answer since this strategy was made. If

@@ -100,8 +100,10 @@ class DecisionEngine(Decider):
 
     @property
     def knows_follow_ups(self) -> bool:
-        """Whether the gate reads history; all gates of this package that do so were trained on conversations."""
-        return self.reads_history
+        """Whether the gate was trained on conversations, so that an incomplete follow-up gets a low P(known)."""
+        return (
+            self.reads_history
+        )  # every gate of this package that reads history was trained on conversations
 
     @property
     def corpora(self) -> tuple[str, ...]:

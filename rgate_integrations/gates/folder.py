@@ -227,7 +227,7 @@ def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
     """Put the arrays of a safetensors file into the content of ``gate.json``; a damaged file raises ValueError."""
     # The first eight bytes are the length of the list of tensors. A gate has few, and parsing a million takes 20 s.
     if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
-        raise ValueError("the weights file lists too many tensors")
+        raise ValueError("its weights are not a safetensors file, or one with too many tensors")
     try:
         arrays = load(weights)
     except (SafetensorError, AttributeError) as error:  # AttributeError: a type that NumPy lacks

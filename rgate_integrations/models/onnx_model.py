@@ -78,14 +78,14 @@ class OnnxModel(ABC):
     """A model on ONNX Runtime in int8. Thread-safe.
 
     Results for a text do not depend on its batch or the number of threads: activations are quantised per token,
-    products are of integers, and attention sees each text by itself.
+    matrices of integers are multiplied, and attention never crosses texts.
 
     Args:
         folder: The folder with its files.
         threads: Number of threads that read the texts of a call; by default one per core, or ``OMP_NUM_THREADS``.
             A single short text is read by one thread, which leaves the CPU to an LLM on the same machine.
-        self_test: Whether to compare the states of a few texts with the shipped ones. Off only while the model's
-            files are made.
+        self_test: Whether to compare the states of a few texts with those that ship with the package. Off only while
+            the model's files are made.
 
     Raises:
         ModelLoadError: A file is missing or damaged, there is not enough memory, or ONNX Runtime does not run

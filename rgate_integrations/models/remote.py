@@ -165,7 +165,7 @@ class RemoteModel(LanguageModel):
         if "" in rests:
             raise EvidenceError(
                 f"The target text {prefix!r} is the beginning of another target, so the two cannot be compared.",
-                hint="Choose targets of which none begins with another.",
+                hint="Choose targets such that none is the beginning of another.",
             )
         options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
         requests = [

@@ -387,7 +387,7 @@ class JsonlLog:
             is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
         if not is_ours:
             raise DataFormatError(
-                f"{str(self.path)!r} is not the log to continue: its last line is something other than a record of it.",
+                f"{str(self.path)!r} is not this log: its last line is something other than a record of it.",
                 hint="Choose another file.",
             )
         return len(last) if is_torn else 0

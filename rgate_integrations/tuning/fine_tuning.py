@@ -229,8 +229,7 @@ def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
         return None
     if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
         raise ConfigurationError(
-            f"The interrupted run in {str(checkpoints)!r} used other data, other options or another base "
-            "model.",
+            f"The interrupted run in {str(checkpoints)!r} has different data, options or a different base model.",
             hint="Omit resume (--resume) to start over, or choose another folder.",
         )
     return str(max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-"))))

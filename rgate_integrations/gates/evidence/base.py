@@ -56,8 +56,8 @@ class EvidenceSpec(ABC, Generic[_T]):
     Attributes:
         reads_model: Whether a model reads the question, which is then truncated to a length that models can read.
         reads_history: Whether it depends on `Request.history`.
-        reads_draft: Whether the piece is a draft, the beginning of an answer. If it is a `Draft` but no answer, such
-            as a refusal, a `NoAnswerError` replaces it.
+        reads_draft: Whether the piece is a draft, that is, the beginning of an answer. A `Draft` whose text is not an
+            answer, such as a refusal, is replaced by a `NoAnswerError`.
     """
 
     reads_model: ClassVar[bool] = True
