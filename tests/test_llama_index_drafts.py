@@ -59,13 +59,13 @@ BUSY, REFUSED = (HTTPError("http://llm", status, "no", Message(), None) for stat
         ([ValueError("unknown parameter")], [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS], [None, None]),
         ([TypeError("unexpected keyword argument")], [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS], [None, None]),
         ([REFUSED], [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS], [None, None]),
-        # Any other error costs one draft, and changes nothing.
-        ([TimeoutError("slow")], [EVERYTHING, EVERYTHING], ["no draft", LOGPROBS]),
-        ([BUSY], [EVERYTHING, EVERYTHING], ["no draft", LOGPROBS]),
+        # Any other error costs one draft, without which the gate is not asked, and changes nothing.
+        ([TimeoutError("slow")], [EVERYTHING, EVERYTHING], [LOGPROBS]),
+        ([BUSY], [EVERYTHING, EVERYTHING], [LOGPROBS]),
         # It is not certain that less would work,
-        ([REFUSED, TimeoutError("slow")], [EVERYTHING, NO_LOGPROBS, EVERYTHING], ["no draft", LOGPROBS]),
+        ([REFUSED, TimeoutError("slow")], [EVERYTHING, NO_LOGPROBS, EVERYTHING], [LOGPROBS]),
         # and here the question is refused, and not a form.
-        ([REFUSED] * 3, [EVERYTHING, NO_LOGPROBS, NOTHING, EVERYTHING], ["no draft", LOGPROBS]),
+        ([REFUSED] * 3, [EVERYTHING, NO_LOGPROBS, NOTHING, EVERYTHING], [LOGPROBS]),
     ],
     ids=repr,
 )
@@ -74,7 +74,7 @@ def test_an_llm_that_refuses_options_is_asked_without_and_an_error_costs_one_dra
 ):
     llm = Writer(fails=Mock(side_effect=[*errors, None, None]))
     drafts = asking(gate, llm, call, 2)
-    assert [getattr(draft, "logprobs", "no draft") for draft in drafts] == logprobs
+    assert [draft.logprobs for draft in drafts] == logprobs
     assert llm.calls == calls
 
 
@@ -95,7 +95,9 @@ def test_listeners_can_tell_a_draft_from_the_answer(gate, call, make, kind, draf
     heard = [(e.class_name(), e.tags) for e in events if e.class_name().startswith(kind)]
     draft, answer = {"tenant": "a", DRAFT_TAG: True}, {"tenant": "a"}
     expected = [(f"{kind}{what}Event", draft) for what in drafting]
-    assert heard == [*expected, (f"{kind}StartEvent", answer), (f"{kind}EndEvent", answer)]
+    if "End" in drafting:  # after a failure, the retrieve arm answers
+        expected += [(f"{kind}StartEvent", answer), (f"{kind}EndEvent", answer)]
+    assert heard == expected
 
 
 @both_ways

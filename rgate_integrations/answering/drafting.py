@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from rgate_integrations.decision import Draft, Request
 from rgate_integrations.engine.decider import Failed
-from rgate_integrations.errors import NoAnswerError, no_answer
+from rgate_integrations.errors import no_answer
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import get_field
@@ -25,7 +25,7 @@ class Drafter(ABC, Generic[_Prompt]):
 
     It sends ``max_tokens`` and ``logprobs``. If the LLM rejects an option, the request is repeated with fewer
     options, and later calls start with those that worked. After any other error, such as a timeout, the question
-    has no draft, and nothing changes for later calls.
+    has no draft and retrieves, and nothing changes for later calls.
 
     Args:
         tokens: Maximum number of tokens of a draft, at least 1.
@@ -55,16 +55,17 @@ class Drafter(ABC, Generic[_Prompt]):
     def private_texts(self, prompt: _Prompt) -> Iterable[object]:
         """Return the texts that an error message may quote but the log must not contain."""
 
-    def write_drafts(self, prompts: Sequence[_Prompt]) -> Flow[list[Draft | NoAnswerError | None]]:
-        """Return the LLM's draft for each prompt; None if the call failed, which the log explains.
+    def write_drafts(self, prompts: Sequence[_Prompt]) -> Flow[list[Draft | Exception]]:
+        """Return the LLM's draft for each prompt, or the exception that prevented it, which is also logged.
 
-        If the reply has no answer, such as one with only thoughts, a `NoAnswerError` takes the draft's place.
+        If the reply has no answer, such as one with only thoughts, that is a `NoAnswerError`.
         """
-        drafts: list[Draft | NoAnswerError | None] = []
+        drafts: list[Draft | Exception] = []
         answers = yield from self._ask_in_form(prompts, self.forms)
         for prompt, answer in zip(prompts, answers, strict=True):
-            draft: Draft | NoAnswerError | None = None
+            draft: Draft | Exception
             if isinstance(answer, Exception):
+                draft = answer
                 message = redact(answer, *self.private_texts(prompt))
                 _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, message)
             else:
