@@ -131,6 +131,8 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
         (lambda: RetrievalGateSelector(corpus=True), "cannot be read from"),
         (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "cannot be read from"),
         (lambda: load_gate(corpus=True), "must be a CorpusProfile or its folder"),
+        # It is a pydantic model, which is iterable.
+        (lambda: RetrievalGate(corpus=Search()), "not Search.*from_retriever"),
         (lambda: load_gate(corpus=[]), "corpus= has no corpora"),
         (lambda: load_gate(corpus={}), "corpus= has no corpora"),
     ],

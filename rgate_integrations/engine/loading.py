@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,7 +22,7 @@ from rgate_integrations.gates.rules import RuleOptions, RuleOrRules
 from rgate_integrations.models.base import Proxy
 
 OneCorpus: TypeAlias = CorpusProfile | str | Path
-Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
+Corpus: TypeAlias = OneCorpus | Collection[OneCorpus] | Iterator[OneCorpus] | Mapping[str, OneCorpus]
 """A profile or its folder, a list of these, or a mapping that gives each a name, used in decisions."""
 
 
@@ -128,7 +128,8 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
         ProfileError: A profile cannot be read.
         ConfigurationError: A parameter or the corpus is invalid, or two corpora have the same name.
     """
-    if isinstance(corpus, CorpusProfile | str | Path) or not isinstance(corpus, Iterable):
+    # A retriever is iterable, too: over its fields.
+    if isinstance(corpus, str) or not isinstance(corpus, Collection | Iterator):
         corpus = [corpus]
     named = corpus.items() if isinstance(corpus, Mapping) else [("", item) for item in corpus]
     profiles = []
@@ -137,7 +138,8 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
         if not isinstance(profile, CorpusProfile):
             raise ConfigurationError(
                 f"A corpus must be a CorpusProfile or its folder, not {type(profile).__name__}.",
-                hint="Use CorpusProfile.from_texts(texts), or the folder that rgate profile makes.",
+                hint="Use CorpusProfile.from_retriever(retriever) or .from_texts(texts), or the folder that rgate "
+                "profile makes.",
             )
         profiles.append(replace(profile, name=name) if name else profile)
     if not profiles:
