@@ -18,7 +18,7 @@ from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.answering.corpora import chosen_corpora, fuse_corpora
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.langchain import CorpusRetriever, RetrievalGate, gated_rag
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.langchain.graph import gate_node, route_edge
@@ -140,6 +140,11 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
 def test_what_cannot_be_searched_or_profiled(make, why):
     with pytest.raises(ConfigurationError, match=why):
         make()
+
+
+def test_texts_as_the_corpus_are_taken_for_folders_and_the_hint_says_what_to_use():
+    with pytest.raises(ProfileError, match=r"contains no profile\. .*CorpusProfile\.from_texts\(texts\)"):
+        load_gate(corpus=["Press the reset button of the logger."])
 
 
 def test_no_corpus_may_be_said_of_a_gate_of_ones_own():

@@ -308,7 +308,10 @@ class CorpusProfile:
         """
         root = find_folder(folder)
         if not os.path.isfile(root / CONFIG):
-            raise ProfileError(f"{str(folder)!r} contains no profile.", hint=_MAKE_AGAIN)
+            raise ProfileError(
+                f"{str(folder)!r} contains no profile.",
+                hint=f"{_MAKE_AGAIN} For the texts themselves, use CorpusProfile.from_texts(texts).",
+            )
         try:
             return cls._read(root)
         except Exception as error:  # the folder may come from anywhere
