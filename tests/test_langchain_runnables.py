@@ -7,10 +7,12 @@ import warnings
 
 import pytest
 from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.load import dumpd, load
 from langchain_core.prompts import ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import ValidationError
 
 from rgate_integrations import load_gate
@@ -87,6 +89,7 @@ def test_configurable_fields():
 GATE = RetrievalGate("constant:never")
 ARMS = {"retrieve": str, "direct": str}
 PREFETCH = AnswerFirst(prefetch=True)
+STORE = InMemoryVectorStore(DeterministicFakeEmbedding(size=2))
 WRONG = [
     # Regression: the error was that of a class that the user does not know.
     (
@@ -107,7 +110,10 @@ WRONG = [
     ),
     (ConfigurationError, "several steps", lambda: GATE.route(**ARMS, look_first=True)),
     (ConfigurationError, "several steps", lambda: RetrievalGate().route(**ARMS, answer_first=PREFETCH)),
-    (TypeError, "'str'", lambda: GATE.guard("a retriever")),
+    (ConfigurationError, r"'str'.*as_retriever\(\)", lambda: GATE.guard("a retriever")),
+    (ConfigurationError, r"InMemory.*as_retriever\(\)", lambda: GATE.guard({"docs": STORE})),
+    (ConfigurationError, r"InMemory.*as_retriever\(\)", lambda: GATE.route(retrieve=STORE, direct=str)),
+    (ConfigurationError, r"InMemory.*as_retriever\(\)", lambda: gated_rag(STORE, Chat())),
     (ValidationError, "max_querys", lambda: GatedRetriever(retriever=Search(), max_querys=3)),
     (ValidationError, "kk", lambda: CorpusRetriever(parts={"docs": Search()}, kk=3)),
     (ValidationError, "known_message", lambda: GatedRetriever(retriever=Search(), known_message=3)),

@@ -15,6 +15,7 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output,
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
 from rgate_integrations.corpus.indexed import missing_passages, profile_index
 from rgate_integrations.corpus.profile import CorpusProfile
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
 from rgate_integrations.langchain.bound_decision import read_bound
 from rgate_integrations.langchain.chat_models import parts_of, runnables_in
@@ -148,14 +149,21 @@ def as_searched(
         any_corpora: Whether the gate has no corpora yet, but will take those in ``value``, as with ``corpus=True``.
 
     Raises:
-        ConfigurationError: The names differ from those of the gate's corpora, or the mapping is empty.
+        ConfigurationError: The value cannot be converted, the names differ from those of the gate's corpora, or the
+            mapping is empty.
     """
-    # Without corpora, a mapping of arms means what it does elsewhere in LangChain: runnables that run in parallel.
-    if isinstance(value, Mapping) and (
-        kind is CorpusRetriever or any_corpora or len(corpora) > 1 or set(corpora) == set(value)
-    ):
-        value = kind(parts=value)
-    searched: Runnable[Any, Any] = coerce_to_runnable(value)
+    try:
+        # Without corpora, a mapping of arms means what it does elsewhere in LangChain: runnables in parallel.
+        if isinstance(value, Mapping) and (
+            kind is CorpusRetriever or any_corpora or len(corpora) > 1 or set(corpora) == set(value)
+        ):
+            value = kind(parts=value)
+        searched: Runnable[Any, Any] = coerce_to_runnable(value)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"LangChain cannot search with this: {error}",
+            hint="Pass a retriever, such as vector_store.as_retriever(), or a chain.",
+        ) from error
     for per_corpus in runnables_in(searched, PerCorpus):
         check_corpora(corpora, per_corpus.parts)
     return searched

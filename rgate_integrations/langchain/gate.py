@@ -283,7 +283,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
         Raises:
-            ConfigurationError: ``answer_first`` or ``look_first`` is neither a bool nor its options. With
+            ConfigurationError: ``retrieve`` is no runnable or function, but for example a vector store.
+                ``answer_first`` or ``look_first`` is neither a bool nor its options. With
                 ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of steps nor a
                 retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
                 ``condense`` is missing. With ``corpus=True``: the passages cannot be read. With several corpora: the
@@ -356,8 +357,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 `create_retriever_tool`; with None, no document is returned.
 
         Raises:
-            ConfigurationError: The names of the retrievers and the gate's corpora differ. With ``corpus=True``: the
-                passages cannot be read.
+            ConfigurationError: ``retriever`` is no runnable or function, but for example a vector store. The names
+                of the retrievers and the gate's corpora differ. With ``corpus=True``: the passages cannot be read.
             ProfileError: With ``corpus=True``: a corpus has no passages.
             ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.
             DownloadError: With ``corpus=True``: the encoder could not be downloaded.
