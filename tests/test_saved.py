@@ -105,7 +105,7 @@ def test_weights_that_are_no_tensors_are_refused(tmp_path, weights, why):
 
 
 def test_there_is_no_gate_there(tmp_path, monkeypatch):
-    with pytest.raises(ModelLoadError, match=r"is not a trained gate.*that you may read"):
+    with pytest.raises(ModelLoadError, match=r"is not a trained gate.*permission to read it"):
         load_gate(str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelLoadError, match="from the Hub"):

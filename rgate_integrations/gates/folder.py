@@ -69,8 +69,8 @@ def saved_folder(name: str | Path) -> Path:
         return _from_hub(name)
     raise ModelLoadError(
         f"{name!r} is not a trained gate: neither a folder with a {CONFIG} nor a shipped gate.",
-        hint="Use a folder made by `rgate train`, `rgate tune` or `rgate calibrate` that you may read, or a shipped "
-        f"gate: {', '.join(shipped())}.",
+        hint="Pass a folder made by `rgate train`, `rgate tune` or `rgate calibrate` (check that you have permission "
+        f"to read it), a Hub id such as OWNER/NAME, or a shipped gate: {', '.join(shipped())}.",
     )
 
 

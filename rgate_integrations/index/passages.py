@@ -21,7 +21,7 @@ class Passage:
     """A passage of a corpus.
 
     Attributes:
-        id: Unique in its index. A whole number is converted to text: 0 becomes "0". The empty text is a valid id.
+        id: Unique in its index. An int is converted to a string: 0 becomes "0". The empty string is a valid id.
         text: The passage.
         title: Title of its document; may be empty.
         metadata: Further JSON values; None becomes empty. Do not change them: an index returns its own

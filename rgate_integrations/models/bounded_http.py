@@ -83,8 +83,9 @@ def make_client(
     ):  # not chained, because these errors quote parts of the proxy server's login
         raise ConfigurationError(
             "The proxy settings in the environment (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY) cannot be used.",
-            hint="In a proxy's URL, percent-encode user name and password: / is %2F, @ is %40, : is %3A. SOCKS needs "
-            'pip install "httpx[socks]". In NO_PROXY, write IPv6 addresses without brackets and prefix lengths.',
+            hint="In a proxy's URL, percent-encode the user name and the password: / is %2F, @ is %40, : is %3A. "
+            'SOCKS needs pip install "httpx[socks]". In NO_PROXY, write IPv6 addresses like fe80::1, with neither '
+            "brackets nor a prefix length.",
         ) from None
 
 

@@ -471,7 +471,7 @@ def _beside(target: Path, mark: str) -> Path:
     if target.name in ("", ".."):  # the current folder, or the root
         raise ConfigurationError(
             f"Cannot write to {str(target)!r}: it is the current folder, one above it, or the root.",
-            hint="Give the path of a file or folder inside it, such as './out'.",
+            hint="Give the path of a new file or folder, such as './out'.",
         )
     return target.with_name(f".{target.name}-{mark}")
 

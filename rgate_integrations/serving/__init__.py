@@ -1,6 +1,6 @@
 """Gates for many clients: the decision server, the gateway in front of an LLM, MCP, and Ray.
 
-`server` checks clients, and limits the size of requests and the time in which they arrive; `app` has the
+`server` checks clients, and limits how large requests are and how long they may take to arrive; `app` has the
 routes; `wire` has their formats; `service` decides for all clients with one gate. Requests to other routes go
 to `gateway`, if there is one: it finds the question (`llm_requests`), decides, searches (within
 `search_limits`), and forwards the request to the LLM's server (`upstream`). MCP (`agents`) runs behind the
