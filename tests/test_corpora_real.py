@@ -324,6 +324,12 @@ def test_the_gateway_searches_the_index_of_the_corpus(tmp_path, embedder_model, 
     with listening(upstream.app) as behind:
         printed("serve", "--upstream", f"{behind}/v1", "--timeout", 600, "-k", 1, *options)
         assert all((tmp_path / name / FOLDER).is_dir() for name in TEXTS)
+        # Regression: the named indexes' profiles replaced those of --corpus without a word.
+        error = rgate(
+            "serve", "--upstream", f"{behind}/v1", *options, "--corpus", tmp_path / "mine"
+        ).exception
+        assert isinstance(error, ConfigurationError)
+        assert "cannot be combined" in error.message
         with listening(apps[0]) as url:
             for name, question in QUESTIONS.items():
                 body = {"model": "m", "messages": [{"role": "user", "content": question}]}

@@ -29,6 +29,10 @@ _EXTRAS = {
     "langchain": "langchain-agents",
     "llama-index-core": "llama-index",
     "scikit-learn": "train",
+    "httpx": "openai",
+    "fastapi": "serve",
+    "mcp": "mcp",
+    "ray": "ray",
 }
 
 

@@ -88,24 +88,38 @@ def serve(
     POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics; with --upstream, also all routes of
     that server. If the environment variable RGATE_TOKEN is set, clients must send it as the bearer token.
     """
-    from rgate_integrations.corpus.indexed import profile_index
-
     with needs_extra("serve"):
         from rgate_integrations.serving.app import make_app
         from rgate_integrations.serving.server import make_server
         from rgate_integrations.serving.service import DecisionService
     forbid_downloads()
     search = _open_retriever(index or [], retriever)
-    profiles: Corpus | None = corpus
-    if isinstance(search, dict):
-        # A profile is stored in its index's folder, and made now if it is missing.
-        profiles = {name: profile_index(passages, name) for name, passages in search.items()}
+    profiles = _choose_profiles(search, corpus)
     service = DecisionService(_load_served(gate, llm_name, threshold, profiles), timeout=timeout, queue=queue)
     options = {"shadow": shadow, "condense": condense, "answer_first": answer_first, "look_first": look_first}
     gateway = _make_gateway(upstream, service, search, k=k, **options)
     print_log(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     app = make_app(service, gateway)
     make_server(app, host, port, token=os.environ.get(TOKEN, ""), allow_origins=allow_origin or ()).run()
+
+
+def _choose_profiles(search: Retriever | dict[str, Retriever] | None, corpus: CorpusFolders) -> Corpus | None:
+    """Return the profiles of named indexes or, without those, the folders of ``--corpus``.
+
+    Raises:
+        ConfigurationError: Both are given.
+    """
+    from rgate_integrations.corpus.indexed import profile_index
+
+    if not isinstance(search, dict):
+        return corpus
+    if corpus:
+        raise ConfigurationError(
+            "--corpus cannot be combined with named indexes, which have profiles of their own.",
+            hint="Leave out --corpus.",
+        )
+    # A profile is stored in its index's folder, and made now if it is missing.
+    return {name: profile_index(passages, name) for name, passages in search.items()}
 
 
 def _make_gateway(

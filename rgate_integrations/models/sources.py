@@ -69,8 +69,8 @@ def _check(item: Entry, path: Path, what: str, expected: str) -> None:
     if actual != expected:
         raise ChecksumError(
             f"{what} has the checksum {actual[:12]}…, not the pinned {expected[:12]}….",
-            hint=f"Run `rgate download {item.name}` again. If it fails again, try the model's other source, if it has "
-            "one: --source hub or --source index.",
+            hint=f"Run `rgate download {item.name}` again. If it fails again, try the model's other source, if it "
+            "has one: --source hub or --source index.",
         )
 
 
