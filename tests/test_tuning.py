@@ -156,8 +156,12 @@ def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
 
 
 @pytest.mark.parametrize(("update", "why"), [(False, "exists"), (True, "not a tuned gate")])
-def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, prior, update, why):
-    save_gate(SavedGate(method="calibrated"), tmp_path / "my-gate")
+@pytest.mark.parametrize("held", ["another gate", "nothing"])
+def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, prior, update, why, held):
+    if held == "nothing":
+        (tmp_path / "my-gate").mkdir()
+    else:
+        save_gate(SavedGate(method="calibrated"), tmp_path / "my-gate")
     with pytest.raises(ConfigurationError, match=why) as caught:
         tuned(tmp_path, prior, direct=pytest.fail, update=update)
     assert update or caught.value.hint.startswith("Add questions to it with update=True (--update)")

@@ -251,7 +251,10 @@ class QueryDecider:
 
 
 class Gated(PromptMixin):
-    """Mixin for an engine, retriever or selector with a gate: replaces its threshold and its parts' prompts."""
+    """Mixin for an engine, retriever or selector with a gate.
+
+    It adds `with_threshold`, which returns a copy, and an ``update_prompts`` that reaches prompts of nested parts.
+    """
 
     decider: QueryDecider
 

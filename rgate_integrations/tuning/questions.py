@@ -113,7 +113,7 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
         if gold and not question.gold:
             raise DataFormatError(
                 f"{question.text[:60]!r} has no gold_answers.",
-                hint='Add "gold_answers": ["…"] to the question, or leave it out.',
+                hint='Add "gold_answers": ["…"] to this question, or remove the question.',
             )
         # A repetition may have the gold answers that the first occurrence lacks.
         if question.key not in by_key or not by_key[question.key].gold:

@@ -13,7 +13,7 @@ import numpy as np
 from rgate_integrations.engine.loading import DEFAULT_GATE, Corpus, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
-from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
+from rgate_integrations.gates.folder import CARD, CONFIG, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.runtime.files import check_output, expand, find_folder, locked, write_folder
@@ -167,7 +167,7 @@ def tune(
             it gave the earlier answers.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or the answers without retrieval
             are all right or all wrong.
-        ModelLoadError: ``options.init_from`` cannot be read, or its method is neither ``"heads"`` nor ``"probe"``.
+        ModelLoadError: ``options.init_from`` cannot be read, or is neither heads nor a probe; or ``out`` is damaged.
         RGateError: That gate could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
@@ -200,8 +200,9 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
     """Check, before any LLM call, that the gate can be written.
 
     Raises:
-        ConfigurationError: The folder exists, and ``update`` is false, or it holds the questions or something other
-            than a tuned gate.
+        ConfigurationError: The folder contains the questions; or it exists, and ``update`` is false or it is not a
+            tuned gate.
+        ModelLoadError: ``update`` is true, but the gate in the folder is damaged.
     """
     check_output(folder, questions)
     existing = find_folder(folder)
@@ -210,7 +211,7 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
             f"{str(folder)!r} already exists.",
             hint="Add questions to it with update=True (--update), or choose another folder.",
         )
-    if existing.exists() and not (existing.is_dir() and read_gate(folder).method == "tuned"):
+    if existing.exists() and not ((existing / CONFIG).is_file() and read_gate(folder).method == "tuned"):
         raise ConfigurationError(
             f"{str(folder)!r} is not a tuned gate, so it cannot be updated.", hint="Choose another folder."
         )
