@@ -108,6 +108,7 @@ WRONG = [
         "history",
         lambda: RetrievalGate(llm=RunnableWithMessageHistory(Chat(), InMemoryChatMessageHistory)),
     ),
+    (ConfigurationError, "'gpt-4o' is a text.*llm_name=", lambda: RetrievalGate(llm="gpt-4o")),
     (ConfigurationError, "several steps", lambda: GATE.route(**ARMS, look_first=True)),
     (ConfigurationError, "several steps", lambda: RetrievalGate().route(**ARMS, answer_first=PREFETCH)),
     (ConfigurationError, r"'str'.*as_retriever\(\)", lambda: GATE.guard("a retriever")),

@@ -83,7 +83,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     Raises:
         ConfigurationError: The gate, a rule or an option is invalid, the gate does not accept the option, the
-            threshold is not a finite number of at least 0, or ``llm`` keeps a message history.
+            threshold is not a finite number of at least 0, or ``llm`` is a text or keeps a message history.
         pydantic.ValidationError: ``tokens`` is below 1.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
@@ -129,6 +129,11 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     ) -> None:
         if gate is None:
             gate = DEFAULT_GATE if llm is None else DEFAULT_GATES["llm"]
+        if isinstance(llm, str):
+            raise ConfigurationError(
+                f"llm={llm!r} is a text, not a chat model.",
+                hint="Pass the chat model itself. Or pass its name as llm_name=, without drafts.",
+            )
         if is_decision_model(gate):
             from rgate_integrations.langchain.decisions import DecisionModelGate
 
