@@ -298,7 +298,7 @@ def save_measured(ability: Ability, folder: str | Path) -> Path:
     """Write an ability to a folder atomically, and return the folder.
 
     Raises:
-        ConfigurationError: The path cannot name a folder, or is a file or a folder of another kind.
+        ConfigurationError: The path cannot name a folder, or is a file, or a folder with files but no ability.
         WriteError: The folder could not be written.
     """
     return write_folder(folder, {ABILITY: json_text({"format": _FORMAT, **asdict(ability)})})

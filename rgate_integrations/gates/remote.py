@@ -54,11 +54,16 @@ class RemoteGate(NamedLLMGate):
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
     def model_post_init(self, _: Any) -> None:
-        """Raise now rather than at the first decision if the URL or the token is invalid."""
+        """Check the URL and the token now, not at the first decision.
+
+        Raises:
+            ConfigurationError: The URL or the token is invalid, or both a token and a login in the URL were given.
+            MissingDependencyError: The extra ``openai`` is not installed.
+        """
         read_credentials(self.url, self.token or os.environ.get(TOKEN))
 
     def answer_gate(self) -> Gate:
-        """Return this gate: the server judges the partial answer if its gate can, or else the question."""
+        """Return this gate. If the server's gate cannot judge partial answers, the server judges the question."""
         return self
 
     def question_gate(self) -> Gate:

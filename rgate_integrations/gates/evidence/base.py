@@ -79,7 +79,7 @@ class EvidenceSpec(ABC, Generic[_T]):
 
 
 def expand_specs(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
-    """Return specs and everything that they need, each once."""
+    """Return these specs and all that they need, directly or through others, each once."""
     expanded: dict[EvidenceSpec[Any], None] = {}
     pending = list(specs)
     while pending:
@@ -231,7 +231,7 @@ class Context:
 
 
 def _check_draft(piece: Piece[Any] | Exception) -> Piece[Any] | Exception:
-    """Return a piece, or a `NoAnswerError` for a draft without an answer, which does not show what the LLM knows."""
+    """Return a piece or error unchanged, but a `NoAnswerError` for a draft that is no answer, such as a refusal."""
     draft = getattr(piece, "value", None)
     if isinstance(draft, Draft) and draft.non_answer:
         return no_answer(draft.non_answer, thinking=draft.is_cut_off)

@@ -50,7 +50,7 @@ class ReadRequest:
         segments: States of each segment, shape (segments, layers, hidden size).
         layout: Position and form of each segment, shape (segments, 11); see
             `rgate_integrations.runtime.segments.layout`.
-        in_context: Whether the segments have neighbours or earlier turns.
+        in_context: Whether the request has several segments or earlier turns.
     """
 
     texts: tuple[str, ...]
@@ -69,8 +69,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     Attributes:
         whole: The request's states to read, as (layer, span, pooling); layer 0 is the embedding.
         segments: The same for each segment; the span is ``"question"``.
-        in_context: More states to read of segments that have neighbours or earlier turns; they follow those of
-            `segments`.
+        in_context: More states to read for each segment if the request has several segments or earlier turns; they
+            follow those of `segments`.
         prompt: The prompt around the request.
         model: Name of the proxy model that reads; empty for the gate's own.
     """
@@ -113,7 +113,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
-    """Return the cost of reading a prompt; 0 tokens cost nothing, because the draft's states were kept."""
+    """Return the cost of reading a prompt; nothing for 0 tokens, which means that the LLM had kept the states."""
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 
