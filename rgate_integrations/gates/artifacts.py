@@ -370,8 +370,8 @@ class HeadsArtifact(SavedGate):
         """Return the probability of each of K kinds for each of n segments, shape (n, K).
 
         Args:
-            states: Pooled states, shape (n, L, H): the layers of `segments`, followed by `context_layers` if
-                ``in_context``.
+            states: Pooled states, shape (n, layers, hidden size): those for the layers of `segments`, followed by
+                those for `context_layers` if ``in_context``.
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
             in_context: Whether the request has several segments or earlier turns.
         """

@@ -115,7 +115,7 @@ def map_folders(config: Mapping[str, Any], change: Callable[[str], str]) -> dict
 def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
     """Write ``gate.json`` and a model card into the folder of a LoRA adapter, and return the folder.
 
-    After that, `load_gate` can load it.
+    After that, `load_gate` can load the folder.
 
     Raises:
         OSError: The adapter's file cannot be read, or the folder cannot be written.

@@ -219,8 +219,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     def depends_on_knowledge(self, score: Score) -> float:
         """Return how far an answer without passages depends on the LLM's knowledge, in [0, 1].
 
-        It is the share, by probability, of the kinds that need a fact, among all kinds that an LLM may answer without
-        passages. Whether the LLM knows the fact plays no part. 1 if none of these kinds has any probability.
+        It is P(answered if the fact is known) divided by P(answered always or if the fact is known), by the kinds in
+        the score's signals; 1 if the divisor is 0. Whether the LLM knows the fact plays no part.
 
         Args:
             score: This gate's score of the request.
@@ -251,8 +251,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 class KindsSpec(EvidenceSpec[Float64Array]):
     """Evidence: the probability of each kind of request for each segment, shape (segments, kinds).
 
-    It is a spec so that it is computed only once, although several methods read it. The specs of gates
-    that share the heads and the proxy are equal, such as those of a gate and its copy for another LLM.
+    It is computed only once, although several methods of the gate read it. Two of these specs are equal if their
+    gates share the heads and the proxy, as a gate and its copy for another LLM do.
 
     Attributes:
         states: The states of the segments.

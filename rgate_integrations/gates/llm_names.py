@@ -160,8 +160,8 @@ class ModelName:
             a distilled LLM may have two families; that of a model that does not answer questions has none.
         size: Billions of parameters; None if unknown.
         date: The digits of the date or revision; may be empty.
-        numbered: The families whose version is where their maker puts it: after the family's name or, for Claude,
-            after the next word. In ``gpt-bot-5``, 5 may be the bot's version.
+        numbered: The families whose version directly follows their name or, for Claude, the word after it. A number
+            elsewhere may mean something else: in ``gpt-bot-5``, 5 may be the bot's version.
     """
 
     words: frozenset[str]

@@ -32,8 +32,8 @@ _SENT = {"question", "history", "draft", "popularity"}
 class RemoteGate(NamedLLMGate):
     """Asks the gate of a decision server, for questions and for partial answers.
 
-    The server's threshold applies unless the request has its own, or ``threshold`` is something other than 0.5 (so
-    0.5 counts as not set). Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the
+    The server's threshold applies unless the request has one, or this gate's ``threshold`` is not 0.5: the default,
+    0.5, counts as not set. Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the
     gate fails, so the question retrieves. Rules (``always=``, ``never=``) are applied here, and not sent.
 
     Attributes:

@@ -90,9 +90,9 @@ class AdapterGate(Gate):
     """A gate whose model may have an adapter.
 
     Attributes:
-        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. A folder made by
-            ``rgate train`` records the model that it was trained on; a decision fails if the proxy has other
-            weights.
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or its name on the proxy's server; None for
+            zero-shot. A folder made by ``rgate train`` records the model that it was trained on; a decision fails if
+            the proxy has other weights.
 
     Raises:
         ModelLoadError: The folder has a saved gate that cannot be read.

@@ -123,9 +123,10 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
 
     Attributes:
         prompt: The prompt; its fields are ``question`` and, if ``draft`` is given, ``draft``.
-        targets: The continuations; each is scored as a whole token sequence.
+        targets: The continuations. A local model scores each as a whole token sequence; on a server, only the first
+            token in which they differ is scored.
         draft: The draft that the prompt quotes, or None.
-        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for the base model.
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or its name on the server; None for the base model.
     """
 
     prompt: PromptTemplate
@@ -150,7 +151,7 @@ class CompletionSpec(EvidenceSpec[Draft]):
         prompt: The prompt; its fields are ``question`` and, if ``draft`` is given, ``draft``.
         tokens: Maximum number of tokens.
         draft: The draft that the prompt quotes, or None.
-        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for the base model.
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or its name on the server; None for the base model.
     """
 
     prompt: PromptTemplate
@@ -175,7 +176,7 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
         n: Number of samples per question.
         temperature: Sampling temperature, > 0.
         tokens: Maximum number of tokens of a sample.
-        seed: Seed; the samples depend on it and on the question, not on the batch.
+        seed: Seed; the samples depend on it and on the question, not on the batch. A server may ignore it.
         prompt: The model's prompt.
     """
 

@@ -207,7 +207,7 @@ class LabelledQuestions:
 class TokenProbabilityGate(Gate):
     """FLARE's trigger (Jiang et al. 2023, section 3.2): a threshold on token *probability*, not on logits.
 
-    It works for drafts from any source that has log-probabilities.
+    The draft may come from any source, but needs log-probabilities.
 
     Attributes:
         threshold: FLARE's theta; the gate retrieves if the statistic is below it.
