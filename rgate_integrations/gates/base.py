@@ -164,7 +164,7 @@ class Gate(Frozen, ABC):
 
     @property
     def reads_drafts(self) -> bool:
-        """Whether it can judge the beginning of an answer."""
+        """Whether a draft, the beginning of an answer, is part of its evidence."""
         return any(spec.reads_draft for spec in expand_specs(self.specs))
 
     def answer_gate(self) -> Gate | None:

@@ -116,8 +116,8 @@ class TunedGate(TrainedGate):
 def draft_features(draft: Draft) -> Float64Array:
     """Return the features of the log-probabilities of a partial answer, shape (5,).
 
-    They are the first, the mean, the lowest and the sum of the log-probabilities, clipped to [-20, 0], and
-    the logarithm of the number of tokens. An empty answer counts as one token with the log-probability -20.
+    Log-probabilities are first clipped to [-20, 0]. The features are the first of them, their mean, minimum and sum,
+    and the logarithm of their number. An empty answer counts as one token with the log-probability -20.
 
     Raises:
         EvidenceError: The answer has no log-probabilities.

@@ -89,7 +89,7 @@ IK_DRAFT = PromptTemplate(
 class IKGate(VerdictGate):
     """IK score (Déjean 2024, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
 
-    The model says Yes or No to whether it knows ("I know", IK). The softmax is over these two logits only. The paper
+    The model is asked whether it knows ("I know", IK), and P(known) is the probability of Yes against No. The paper
     trains the answering LLM with a LoRA adapter to make this judgment; without an adapter the score is zero-shot.
 
     Attributes:
