@@ -84,12 +84,12 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     2. the shipped table: the entry whose name has the same words (see `rgate_integrations.gates.llm_names`), if
        necessary ignoring words for how long the LLM thinks. If several entries match, the least able counts,
        among those with the same date if there are any;
-    3. the LLM's family, if it is in the table. For a name with a size, that is the family's ability at this
-       size, if possible of the same version. For a name without a size, it is the ability of the latest
-       predecessor of the same tier, such as ``opus``. If there is none, it is that of the least able LLM of the
-       version, or else of the family: at most 0 if the name suggests a smaller or older LLM than these. A guess is
-       never above the most able LLM that it is based on. If a name has two families, as a distilled LLM's may,
-       the lower guess counts;
+    3. the LLM's family, if it is in the table. A name with a size gets the family's ability at this size, if
+       possible from LLMs of the same version. A name without a size gets the ability of its latest predecessor of
+       the same tier, such as ``opus``, unless its version is far above all known ones. Without a predecessor, it gets
+       the ability of the least able LLM of its version, or else of its family; the latter counts as at most 0 if the
+       name suggests a smaller or older LLM. A guess is never above the most able LLM that it is based on. If a name
+       has two families, as a distilled LLM's may, the lower guess counts;
     4. a size alone, which never gives more than the default, with a warning;
     5. the default, ability 0, with a warning unless the name is empty.
 
@@ -150,7 +150,7 @@ def ability_table() -> tuple[AbilityEntry, ...]:
 def build_table(text: str) -> tuple[AbilityEntry, ...]:
     """Return the entries of a table, with abilities lowered by one standard deviation.
 
-    An LLM that also has a name with a size appears twice.
+    An LLM that has a name with a size and one without, such as phi-4-14b and phi-4, appears twice.
 
     Args:
         text: A JSON object that maps the name of each LLM to its ``theta``, ``sd`` and ``source``; see `Ability`.
@@ -298,7 +298,7 @@ def save_measured(ability: Ability, folder: str | Path) -> Path:
     """Write an ability to a folder atomically, and return the folder.
 
     Raises:
-        ConfigurationError: The path cannot name a folder, or is a file or a folder of another kind.
+        ConfigurationError: The path cannot name a folder, or is a file, or a folder with files but no ability.
         WriteError: The folder could not be written.
     """
     return write_folder(folder, {ABILITY: json_text({"format": _FORMAT, **asdict(ability)})})

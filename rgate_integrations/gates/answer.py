@@ -77,9 +77,10 @@ class AnswerGate(Gate):
         return share_with_inner(values, "answer", ["proxy"])
 
     def model_post_init(self, context: Any) -> None:
-        """Make the heads read every English question about a fact with their second model, the reader, too.
+        """Widen the heads' margin, so that the reader reads every English request that may skip if a fact is known.
 
-        This costs little, because the shipped gate for partial answers uses the same model.
+        The reader is their second model. Otherwise they use it only if the LLM is likely enough to know the fact.
+        The extra pass costs little, because the shipped gate for partial answers uses the same model.
         """
         self._heads = self.question.replace(margin=ALWAYS_READ)
 

@@ -307,7 +307,7 @@ class FactHeads:
         return weighted(states, self.news_weight) + self.news_bias > 0
 
     def known_logits(self, states: AnyStates, theta: float | Float64Array, sd: float = 0.0) -> Float64Array:
-        """Return the logit that an LLM knows the fact, shape (n,), averaged over its possible abilities.
+        """Return the logit of P(an LLM knows the fact), shape (n,), averaged over the LLM's possible abilities.
 
         Uncertainty about the ability moves the logit towards 0. The mean over a normal distribution is
         approximated as in MacKay, "The evidence framework applied to classification networks", 1992.
@@ -321,10 +321,10 @@ class FactHeads:
         return logits / math.sqrt(1 + math.pi / 8 * (self.ability_slope * sd) ** 2)
 
     def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
-        """Return P(the LLM knows the fact), shape (n,); see `known_logits`.
+        """Return P(the LLM knows the fact), shape (n,); see `known_logits` for the arguments.
 
-        Even a very capable LLM has not seen the latest news. So for possible news the ability is capped
-        at 0. The lower P(known) also catches news that the heads for kinds overlook.
+        Even a very capable LLM has not seen the latest news. So for a question that may be about news, an ability
+        above 0 counts as 0. This lowers P(known) even if the heads for kinds do not recognise the question as news.
         """
         abilities = np.where(self.about_news(states), min(theta, 0.0), theta)
         return sigmoids(self.known_logits(states, abilities, sd))
@@ -336,8 +336,8 @@ class HeadsArtifact(SavedGate):
 
     Attributes:
         segments: Classifies a segment by the states of `base_model`, which reads any language.
-        in_context: Classifies a segment that has neighbours or earlier turns, also by layers that were trained to
-            classify requests. Its logits are averaged with those of `segments`.
+        in_context: Also classifies the segments of a request that has several of them or earlier turns. It reads
+            more layers, which were trained to classify requests. Its logits are averaged with those of `segments`.
         first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
         facts: Estimates the same from a second model's states, which is more accurate but needs a second pass; for
             English only.
@@ -370,10 +370,10 @@ class HeadsArtifact(SavedGate):
         """Return the probability of each of K kinds for each of n segments, shape (n, K).
 
         Args:
-            states: Pooled states, shape (n, L, H): the layers of `segments`, followed by `context_layers` if
-                ``in_context``.
+            states: Pooled states, shape (n, layers, hidden size): those for the layers of `segments`, followed by
+                those for `context_layers` if ``in_context``.
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
-            in_context: Whether the segments have neighbours or earlier turns.
+            in_context: Whether the request has several segments or earlier turns.
         """
         logits = self.segments.logits(states[:, : len(self.segments.layers)], layout)
         if in_context:

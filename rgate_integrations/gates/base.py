@@ -58,8 +58,9 @@ class Score:
         threshold: Replaces the gate's threshold unless the caller gives one; None to keep the gate's.
         override: A decision that takes precedence over the threshold, if any.
         p_covered: Probability in [0, 1] that a corpus has something on the request; None without a corpus.
-        corpora: Names of the corpora to search if it retrieves, best first.
-        outcome: ``"direct"`` or ``"abstain"`` if a gate with corpora decided not to search; None otherwise.
+        corpora: Names of the corpora to search if the gate retrieves, best first.
+        outcome: ``"direct"`` or ``"abstain"`` if no corpus covers the question, the LLM may not know, and
+            ``when_uncovered`` says so; None otherwise.
         cost: What the evidence cost; set by the engine.
         caveat: A sentence for the end of the decision's reason, left out if the caller gives a threshold; may be
             empty.
@@ -135,7 +136,10 @@ class Gate(Frozen, ABC):
     @property
     @abstractmethod
     def specs(self) -> Specs:
-        """The evidence that the gate needs, such as ``(DraftSpec(tokens=16),)``; `score` gets it by these keys."""
+        """Specs of the evidence that the gate needs, such as ``(DraftSpec(tokens=16),)``.
+
+        In `score`, ``evidence[spec]`` is the value for a spec.
+        """
 
     def look_closer(self, evidence: Evidence) -> Specs:
         """Return specs of more evidence that `score` needs, given the evidence so far; by default none.
@@ -160,7 +164,7 @@ class Gate(Frozen, ABC):
 
     @property
     def reads_drafts(self) -> bool:
-        """Whether it can judge the beginning of an answer."""
+        """Whether a draft, the beginning of an answer, is part of its evidence."""
         return any(spec.reads_draft for spec in expand_specs(self.specs))
 
     def answer_gate(self) -> Gate | None:
@@ -168,7 +172,7 @@ class Gate(Frozen, ABC):
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:
-        """Return the gate that reads only the question: this one or a related one. None, the default, means none."""
+        """Return the gate that reads only the question: this one or a related one; by default None, for none."""
         return None
 
     @property
@@ -253,7 +257,7 @@ class NamedLLMGate(Gate):
 
     Attributes:
         llm_name: Name of the LLM; empty if unknown.
-        llm_name_source: Where the name was detected; empty if the user gave it.
+        llm_name_source: Where the name was detected; empty or `CLIENT` if a user gave it.
     """
 
     judges_llm: ClassVar[bool] = True
@@ -353,9 +357,9 @@ class ScoreSpec(EvidenceSpec[Score]):
 
 
 def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
-    """Reject evidence from a model on which the gate was not trained or calibrated.
+    """Raise an error if the evidence comes from another model than the one the gate was trained or calibrated on.
 
-    Return one warning if this cannot be checked, because the model's weights are unknown; otherwise none.
+    Return the warnings: one if that cannot be checked, because the model's weights are unknown; otherwise none.
 
     Raises:
         ModelLoadError: The fingerprints of the two models differ.

@@ -1,4 +1,4 @@
-"""A gate with a calibrated P(known), and a threshold chosen on answers with and without retrieval."""
+"""A gate with a calibrated P(known) and a new threshold, from questions answered with and without retrieval."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CalibratedGate(Gate):
 
     @property
     def trained(self) -> SavedGate:
-        """A `SavedGate` with the `fingerprint` of this gate; the engine compares it with that of the proxy."""
+        """A `SavedGate` with this gate's `fingerprint`, which is compared with the proxy's fingerprint."""
         return SavedGate(method=self.name, base_model=self.proxy, fingerprint=self.fingerprint)
 
     def score(self, evidence: Evidence) -> Score:

@@ -127,12 +127,12 @@ class CorpusGate(Gate):
         return self.around(self.inner.for_llm(name, name_source))
 
     def answer_gate(self) -> Gate | None:
-        """Return a copy around the inner gate's `answer_gate`; None if it has none."""
+        """Return this gate with the inner gate replaced by its own `answer_gate`; None if that has none."""
         inner = self.inner.answer_gate()
         return None if inner is None else self.around(inner)
 
     def question_gate(self) -> Gate | None:
-        """Return a copy around the inner gate's `question_gate`; None if it has none."""
+        """Return this gate with the inner gate replaced by its own `question_gate`; None if that has none."""
         inner = self.inner.question_gate()
         return None if inner is None else self.around(inner)
 
@@ -183,8 +183,8 @@ class CorpusGate(Gate):
     def _asking(self, evidence: Evidence) -> BoolArray:
         """Return whether each segment asks anything, shape (segments,).
 
-        A segment with a name from a corpus does, unless it is pasted text. If the inner gate has no heads, every
-        segment does.
+        Pasted text asks nothing. Nor does a segment that is very probably small talk or a task, unless it has a name
+        from a corpus. If the inner gate has no heads, every segment counts as asking.
         """
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):

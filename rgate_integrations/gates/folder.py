@@ -83,7 +83,7 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
     """Save a gate atomically, replacing an earlier one, and return its folder.
 
     Raises:
-        ConfigurationError: The path cannot name a folder, or is a file or a folder of another kind.
+        ConfigurationError: The path cannot name a folder, or is a file, or a folder with files but no gate.
         WriteError: The gate could not be written.
     """
     # Relative to this folder, so that both can be moved together and loaded from any other folder.
@@ -115,7 +115,7 @@ def map_folders(config: Mapping[str, Any], change: Callable[[str], str]) -> dict
 def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
     """Write ``gate.json`` and a model card into the folder of a LoRA adapter, and return the folder.
 
-    After that, `load_gate` can load it.
+    After that, `load_gate` can load the folder.
 
     Raises:
         OSError: The adapter's file cannot be read, or the folder cannot be written.
@@ -133,7 +133,8 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
     Args:
         gate: The gate.
         name: The gate's name on its card.
-        adapter: Content of its adapter's file, which is already in the folder; empty for none.
+        adapter: Content of the gate's adapter file, for the checksum; empty for none. The file itself is not
+            returned, because it is in the folder already.
     """
     content = asdict(gate)
     parts = {"": content} | {f"{name}.": part for name, part in content.items() if isinstance(part, dict)}
@@ -209,10 +210,12 @@ def read_gate(name: str | Path) -> SavedGate:
 
 
 def read_prior(name: str | Path) -> SavedGate:
-    """Read the prior, the gate that a tuned gate corrects.
+    """Read the gate that a tuned gate corrects, its prior.
+
+    A prior cannot be another tuned gate, because the folders of such gates could nest endlessly.
 
     Raises:
-        ModelLoadError: The gate cannot be read, or is neither heads nor a probe. Tuned gates could nest endlessly.
+        ModelLoadError: The gate cannot be read, or its method is neither ``heads`` nor ``probe``.
     """
     prior = read_gate(name)
     if prior.method not in ("heads", "probe"):
@@ -224,7 +227,12 @@ def read_prior(name: str | Path) -> SavedGate:
 
 
 def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
-    """Put the arrays of a safetensors file into the content of ``gate.json``; a damaged file raises ValueError."""
+    """Put the arrays of a safetensors file into the content of ``gate.json``.
+
+    Raises:
+        ValueError: The file is damaged, or has too many tensors.
+        LookupError | TypeError: The content has no place for an array of this name.
+    """
     # The first eight bytes are the length of the list of tensors. A gate has few, and parsing a million takes 20 s.
     if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
         raise ValueError("its weights are not a safetensors file, or one with too many tensors")

@@ -31,7 +31,8 @@ _MAX_QUESTIONS = 8
 # "known" is only a signal if knowing the fact changes P(known) by this much; otherwise the request asks for no fact.
 _MIN_INFLUENCE = 0.1
 ALWAYS_READ = 40.0
-"""A `HeadsGate.margin` so wide that the second model reads every English question whose answer is a fact."""
+"""A `HeadsGate.margin` so wide that the second model reads every English question that would skip if the LLM knew
+the fact, and retrieve if not."""
 # Added to the ability for a question in a language other than English: on SimpleQA, four LLMs do worse in Czech than
 # in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4
@@ -65,7 +66,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         trained: Content of the artefact, read once.
         llm_name: The LLM that answers, or a folder made by ``rgate ability``; see `rgate_integrations.gates.ability`.
             An empty name, or an unknown one without a size, is treated as an LLM with 8B parameters.
-        llm_name_source: Where the name was detected; empty if the user gave it.
+        llm_name_source: Where the name was detected; empty or `CLIENT` if a user gave it.
         ability: How much the LLM knows; looked up by its name unless given. None if unknown.
         margin: By how much the encoder may underestimate P(the LLM knows the fact), in logits, at least 0. If the
             request would retrieve even with that much added, the reader is not used.
@@ -89,7 +90,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @model_validator(mode="before")
     @classmethod
     def _look_up_ability(cls, values: Any) -> Any:
-        """Look up the LLM's ability, unless it is given."""
+        """Return the parameters with the LLM's ability, looked up by its name unless given; None if it is unknown."""
         if not isinstance(values, dict) or not isinstance(values.get("llm_name", ""), str):
             return values  # pydantic rejects a gate of another class, and a name that is not text
         ability, name = values.get("ability"), values.get("llm_name", "")
@@ -138,9 +139,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return RequestSpec(self.trained.facts.layers, model=self.trained.facts.base_model)
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Return the spec of the reader, the second model, if the decision depends on whether the LLM knows; else ().
+        """Return the spec of the states of the reader, the second model, if they may change the decision; else ().
 
-        Only English requests are read again, and only if a known fact would skip and an unknown one retrieve.
+        They may do so for an English request that would retrieve if the LLM did not know the fact, and would skip at
+        the highest P(the LLM knows the fact) that `margin` allows.
         """
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
@@ -217,8 +219,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     def depends_on_knowledge(self, score: Score) -> float:
         """Return how far an answer without passages depends on the LLM's knowledge, in [0, 1].
 
-        It is the share, by probability, of the kinds that need a fact, among all kinds that an LLM may answer without
-        passages. Whether the LLM knows the fact plays no part. 1 if none of these kinds has any probability.
+        It is P(answered if the fact is known) divided by P(answered always or if the fact is known), by the kinds in
+        the score's signals; 1 if the divisor is 0. Whether the LLM knows the fact plays no part.
 
         Args:
             score: This gate's score of the request.
@@ -249,8 +251,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 class KindsSpec(EvidenceSpec[Float64Array]):
     """Evidence: the probability of each kind of request for each segment, shape (segments, kinds).
 
-    It is a spec so that it is computed only once, although several methods read it. The specs of gates
-    that share the heads and the proxy are equal, such as those of a gate and its copy for another LLM.
+    It is computed only once, although several methods of the gate read it. Two of these specs are equal if their
+    gates share the heads and the proxy, as a gate and its copy for another LLM do.
 
     Attributes:
         states: The states of the segments.
@@ -271,7 +273,7 @@ class KindsSpec(EvidenceSpec[Float64Array]):
         return hash(self.states)
 
     def compute(self, context: Context) -> list[Piece[Float64Array]]:
-        """Return the probabilities of the kinds for the segments of each request.
+        """Return for each request the probability of each kind for each of its segments.
 
         Raises:
             ModelLoadError: The states are not from the model that the heads were trained on.

@@ -156,12 +156,12 @@ class ModelName:
 
     Attributes:
         words: The relevant words; two names with the same words mean the same LLM.
-        families: Version of each of `FAMILIES` in the name, in order; the version is empty if unknown. The name of a
-            distilled LLM may have two; that of a model that does not answer questions has none.
+        families: The version of each family (one of `FAMILIES`) in the name, in order; empty if unknown. The name of
+            a distilled LLM may have two families; that of a model that does not answer questions has none.
         size: Billions of parameters; None if unknown.
         date: The digits of the date or revision; may be empty.
-        numbered: The families whose version is where their maker puts it: after the family's name or, for Claude,
-            after the next word. In ``gpt-bot-5``, 5 may be the bot's version.
+        numbered: The families whose version directly follows their name or, for Claude, the word after it. A number
+            elsewhere may mean something else: in ``gpt-bot-5``, 5 may be the bot's version.
     """
 
     words: frozenset[str]
@@ -182,7 +182,10 @@ class ModelName:
 
     @property
     def without_any_effort(self) -> frozenset[str]:
-        """The words without any that may say how long the LLM thinks; ``max`` does for Claude, not for Qwen."""
+        """The words without those that say, or may say, how long the LLM thinks.
+
+        For example, ``max`` does in a name of Claude, but names a tier of Qwen.
+        """
         return self.words - _EFFORT - _TIERS_OR_EFFORT
 
     def version(self, family: str) -> float | None:
@@ -193,14 +196,14 @@ class ModelName:
     def tier(self, family: str) -> frozenset[str]:
         """Return the words that distinguish LLMs of a family and version, such as ``opus``.
 
-        A letter attached to a version counts as a word: DeepSeek's R2 succeeds R1, not V1.
+        The letter of a version, as in ``r1``, counts as such a word, so DeepSeek's R2 succeeds R1, not V1.
         """
         letters = re.sub(r"[\d.]", "", self.families[family])
         return self.without_effort - {family, self.families[family]} | frozenset(letters)
 
 
 def parse_name(name: str) -> ModelName:
-    """Parse a name by the rules of the module.
+    """Return the parts of an LLM's name, found by the rules at the top of this module.
 
     >>> sorted(parse_name("us.meta.llama3-1-8b-instruct-v1:0").words)
     ['3.1', '8b', 'llama']

@@ -1,6 +1,7 @@
 """Estimates P(helps), the probability that the LLM answers correctly with the passages that a search found.
 
-The estimate only uses the words that question and passages share, so it works the same for any corpus and retriever.
+The estimate combines P(known) with features of words: which words of the question occur in the passages, and which
+titles of passages are named by the question or by other passages. So it works the same for any corpus and retriever.
 Retrievers' scores are ignored, because each retriever has its own scale, and BM25's scores did not improve the
 estimate.
 """
@@ -156,7 +157,7 @@ def tokenize(text: str) -> frozenset[str]:
 def word_weights() -> dict[str, float]:
     """Return the weights of common English words, from 0 for the most common one; all are below 1.
 
-    The weight is log(rank) / log(number of words + 1). Rarer words, which are left out, count as 1.
+    The weight is log(rank) / log(number of words + 1). Rarer words are not in the mapping, and have the weight 1.
     """
     ranked = (Path(__file__).parent / "common_words.txt").read_text(encoding="utf-8").split()
     last = math.log(len(ranked) + 1)

@@ -27,7 +27,7 @@ class ProbabilityMap(Frozen):
     intercept: Finite = 0.0
 
     def __call__(self, p: float) -> float:
-        """Map one score in [0, 1]; NaN stays NaN."""
+        """Return the probability for one score in [0, 1]; NaN stays NaN."""
         if self.method == "none":
             return p
         return sigmoid(self.slope * logit(p) + self.intercept)

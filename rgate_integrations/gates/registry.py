@@ -49,7 +49,7 @@ def gate_class(name: str) -> type[Gate]:
     """Return the class of a kind of gate, such as `ProbeGate` for ``"probe"``.
 
     Raises:
-        UnknownNameError: No gate has that name; the hint suggests names.
+        UnknownNameError: No kind of gate has that name; the hint suggests names.
     """
     if name not in _GATES:
         raise unknown_name("gate", name, [*_GATES, *shipped()])
@@ -68,11 +68,13 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     Args:
         name: A gate's name, with an argument after a colon where it takes one (``"constant:random:0.5"``); the name
             of a shipped gate; the folder or Hub id of a saved one; or the URL of a decision server.
-        **parameters: Its parameters. A parameter that is a gate may also be a name or a config.
+        **parameters: Its parameters. A parameter that is a gate may also be a config or, unless ``name`` is that of a
+            saved gate, a name.
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests names.
-        ConfigurationError: A parameter or the URL is unknown or invalid, or the gate does not take the argument.
+        ConfigurationError: A parameter is unknown or invalid, the gate does not take the argument after the colon,
+            or the URL is invalid.
         MissingDependencyError: A URL is given, and the extra ``openai`` is not installed.
         ModelLoadError: A saved gate or measured ability cannot be read, or a saved gate was trained with
             other prompts or asks a server.
@@ -144,7 +146,10 @@ def asks_server(gate: Gate) -> bool:
 
 
 def _find_beside(folder: Path, name: str) -> str:
-    """Return the absolute path of a gate or adapter named relative to a saved gate's folder; ``name`` if none."""
+    """Return the absolute path of a gate or adapter that is named relative to a saved gate's folder.
+
+    If there is none at that path, return ``name``.
+    """
     # The folder may be a link, beside which there is nothing.
     paths = (os.path.abspath(folder / name), os.path.realpath(folder.resolve() / name))
     return next(filter(has_gate, paths), name)

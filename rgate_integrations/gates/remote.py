@@ -32,8 +32,8 @@ _SENT = {"question", "history", "draft", "popularity"}
 class RemoteGate(NamedLLMGate):
     """Asks the gate of a decision server, for questions and for partial answers.
 
-    The server's threshold applies unless the request has its own, or ``threshold`` is something other than 0.5 (so
-    0.5 counts as not set). Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the
+    The server's threshold applies unless the request has one, or this gate's ``threshold`` is not 0.5: the default,
+    0.5, counts as not set. Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the
     gate fails, so the question retrieves. Rules (``always=``, ``never=``) are applied here, and not sent.
 
     Attributes:
@@ -54,11 +54,16 @@ class RemoteGate(NamedLLMGate):
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
     def model_post_init(self, _: Any) -> None:
-        """Raise now rather than at the first decision if the URL or the token is invalid."""
+        """Check the URL and the token now, not at the first decision.
+
+        Raises:
+            ConfigurationError: The URL or the token is invalid, or both a token and a login in the URL were given.
+            MissingDependencyError: The extra ``openai`` is not installed.
+        """
         read_credentials(self.url, self.token or os.environ.get(TOKEN))
 
     def answer_gate(self) -> Gate:
-        """Return this gate: the server judges the partial answer if its gate can, or else the question."""
+        """Return this gate. If the server's gate cannot judge partial answers, the server judges the question."""
         return self
 
     def question_gate(self) -> Gate:

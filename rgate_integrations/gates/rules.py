@@ -106,10 +106,10 @@ class Rules:
 
     @property
     def pattern_order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the arguments whose patterns and functions are tried before examples, and of those tried after.
+        """The arguments whose patterns and functions are tried before all examples, and those tried after them.
 
-        Both ``"always"`` and ``"never"`` are tried before, unless ``always`` has examples. Then ``"never"`` is tried
-        after them, so that a request that matches both retrieves.
+        ``always`` is tried before. So is ``never``, unless ``always`` has examples: then ``never`` is tried after
+        these, so that a request that matches both arguments retrieves.
         """
         has_examples = any(isinstance(rule, str) for rule in self.always)
         return (("always",), ("never",)) if has_examples else (("always", "never"), ())
@@ -155,7 +155,8 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     """Evidence: the score, with an override, of a request that is similar to an example; None for other requests.
 
     Attributes:
-        examples: The examples, each with the name of its argument; those of ``"always"`` come first.
+        examples: (argument, example) pairs, where argument is ``"always"`` or ``"never"``; those of ``"always"`` come
+            first.
         states: Spec of the encoder's states that are compared.
     """
 

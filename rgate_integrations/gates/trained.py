@@ -25,7 +25,7 @@ class TrainedGate(Gate):
         threshold: The threshold; by default the artefact's.
         proxy: The model that reads the question; by default the one that the gate was trained on. Set it if that
             model has another name or path here.
-        kind: Class of `trained`.
+        kind: The class that `trained` must have.
 
     Raises:
         ModelLoadError: The artefact cannot be read, is for another kind of gate, or was trained with other
@@ -68,7 +68,7 @@ class TrainedGate(Gate):
         return self.from_parameters({name: self.__dict__[name] for name in kept} | parameters)
 
     def check_states(self, states: Float32Array, size: int) -> None:
-        """Reject hidden states of another size than that of the model that the gate was trained on.
+        """Raise an error unless hidden states have the size that they have in the model the gate was trained on.
 
         Args:
             states: The states, shape (..., hidden size).
@@ -90,9 +90,9 @@ class AdapterGate(Gate):
     """A gate whose model may have an adapter.
 
     Attributes:
-        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. A folder made by
-            ``rgate train`` records the model that it was trained on; a decision fails if the proxy has other
-            weights.
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or its name on the proxy's server; None for
+            zero-shot. A folder made by ``rgate train`` records the model that it was trained on; a decision fails if
+            the proxy has other weights.
 
     Raises:
         ModelLoadError: The folder has a saved gate that cannot be read.

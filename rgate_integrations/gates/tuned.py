@@ -49,23 +49,23 @@ class TunedGate(TrainedGate):
     _prior: Gate = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Read the prior, which is the uncorrected gate."""
+        """Load the gate that this one corrects, from the subfolder ``prior``."""
         # As an absolute path, because a missing "my-gate/prior" would be taken for a Hub id.
         folder = str(saved_folder(self.artifact).resolve() / PRIOR)
         saved = read_prior(folder)
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate for partial answers: this one, if it judges them.
+        """Return this gate if it judges partial answers, or else the gate in its subfolder ``answer-first``.
 
-        Otherwise, it is the gate in the subfolder ``answer-first``, or None if there is none.
+        Without that subfolder, return None.
         """
         return self if self.reads_drafts else self._load_relative(ANSWER_FIRST)
 
     def question_gate(self) -> Gate | None:
-        """Return the gate for questions: this one, unless it judges partial answers.
+        """Return this gate if it judges questions alone, or else the gate in its parent folder.
 
-        If it does, it is the gate in the parent folder, or None if there is none.
+        If the parent folder has no gate, return None.
         """
         return self._load_relative(os.pardir) if self.reads_drafts else self
 
@@ -75,10 +75,9 @@ class TunedGate(TrainedGate):
 
     @property
     def specs(self) -> Specs:
-        """Specs of what `score` combines.
+        """Specs of the uncorrected gate's score, of the question's hidden states and of the partial answer.
 
-        It is the uncorrected gate's score, the question's hidden states and, if this gate judges partial answers, the
-        partial answer.
+        The last one is missing if this gate judges questions alone.
         """
         question = (ScoreSpec(self._prior), HiddenSpec(self.trained.layers, model=self.proxy))
         tokens = self.trained.tokens
@@ -117,8 +116,8 @@ class TunedGate(TrainedGate):
 def draft_features(draft: Draft) -> Float64Array:
     """Return the features of the log-probabilities of a partial answer, shape (5,).
 
-    They are the first, the mean, the lowest and the sum of the log-probabilities, clipped to [-20, 0], and
-    the logarithm of the number of tokens. An empty answer counts as one token with the log-probability -20.
+    Log-probabilities are first clipped to [-20, 0]. The features are the first of them, their mean, minimum and sum,
+    and the logarithm of their number. An empty answer counts as one token with the log-probability -20.
 
     Raises:
         EvidenceError: The answer has no log-probabilities.

@@ -229,13 +229,14 @@ those of the other kinds, but are none."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
-    """Return each request completed with the turns that it refers to.
+    """Return each request with the earlier turns that it refers to moved from its history to its question.
 
-    If the encoder fails, the error takes the place of each request with earlier turns.
+    If the encoder fails, its error takes the place of each request with earlier turns, unless all of these are the
+    user's own.
 
     Args:
         gate: A gate that reads turns. Retries ("Try again"), remarks ("Thanks") and general offers of help are only
-            detected if it uses the encoder.
+            detected if this gate uses the encoder.
         requests: The requests.
         sources: The sources of evidence, which include the encoder.
     """
@@ -306,7 +307,10 @@ def _question_before(request: Request) -> str:
 
 
 def _messages(request: Request) -> Iterable[str]:
-    """Yield the texts to compare with the examples: the assistant's last question, and short user messages."""
+    """Yield the texts for `_classify`: the question that ends the assistant's last turn, and short user messages.
+
+    Without earlier turns, there are none.
+    """
     question = _question_before(request)
     if question:
         yield question

@@ -36,7 +36,7 @@ class Piece(Generic[_T]):
 
     Attributes:
         value: The evidence itself, such as a draft or hidden states.
-        cost: Cost of computing it, without time and without the pieces that it needs.
+        cost: Cost of computing it, without the time, and without the cost of other pieces that it needs.
     """
 
     value: _T
@@ -54,7 +54,7 @@ class EvidenceSpec(ABC, Generic[_T]):
     """Describes a piece of evidence of type ``_T``, and computes it for a batch. Subclasses are frozen dataclasses.
 
     Attributes:
-        reads_model: Whether a model reads the question, which is then truncated to a length that models can read.
+        reads_model: Whether a model reads the question. If so, a very long question is truncated.
         reads_history: Whether it depends on `Request.history`.
         reads_draft: Whether the piece is a draft, that is, the beginning of an answer. A `Draft` whose text is not an
             answer, such as a refusal, is replaced by a `NoAnswerError`.
@@ -79,7 +79,7 @@ class EvidenceSpec(ABC, Generic[_T]):
 
 
 def expand_specs(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
-    """Return specs and everything that they need, each once."""
+    """Return these specs and all that they need, directly or through others, each once."""
     expanded: dict[EvidenceSpec[Any], None] = {}
     pending = list(specs)
     while pending:
@@ -98,7 +98,7 @@ class Evidence:
     'who wrote hamlet?'
 
     Attributes:
-        request: The request as models read it.
+        request: The request as models read it: in plain letters, and truncated if it is too long.
         truncated: Whether a part of the middle of the question was left out because the question is too long.
         leaves_out: Whether the part that was left out may ask for something.
         original: The question before its conversion to plain letters (full-width ones, for example, are not plain);
@@ -231,7 +231,7 @@ class Context:
 
 
 def _check_draft(piece: Piece[Any] | Exception) -> Piece[Any] | Exception:
-    """Return a piece, or a `NoAnswerError` for a draft without an answer, which does not show what the LLM knows."""
+    """Return a piece or error unchanged, but a `NoAnswerError` for a draft that is no answer, such as a refusal."""
     draft = getattr(piece, "value", None)
     if isinstance(draft, Draft) and draft.non_answer:
         return no_answer(draft.non_answer, thinking=draft.is_cut_off)

@@ -50,7 +50,7 @@ class ReadRequest:
         segments: States of each segment, shape (segments, layers, hidden size).
         layout: Position and form of each segment, shape (segments, 11); see
             `rgate_integrations.runtime.segments.layout`.
-        in_context: Whether the segments have neighbours or earlier turns.
+        in_context: Whether the request has several segments or earlier turns.
     """
 
     texts: tuple[str, ...]
@@ -69,8 +69,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     Attributes:
         whole: The request's states to read, as (layer, span, pooling); layer 0 is the embedding.
         segments: The same for each segment; the span is ``"question"``.
-        in_context: More states to read of segments that have neighbours or earlier turns; they follow those of
-            `segments`.
+        in_context: More states to read for each segment if the request has several segments or earlier turns; they
+            follow those of `segments`.
         prompt: The prompt around the request.
         model: Name of the proxy model that reads; empty for the gate's own.
     """
@@ -113,7 +113,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
-    """Return the cost of reading a prompt; 0 tokens cost nothing, because the draft's states were kept."""
+    """Return the cost of reading a prompt; nothing for 0 tokens, which means that the LLM had kept the states."""
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 
@@ -123,9 +123,10 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
 
     Attributes:
         prompt: The prompt; its fields are ``question`` and, if ``draft`` is given, ``draft``.
-        targets: The continuations; each is scored as a whole token sequence.
+        targets: The continuations. A local model scores each as a whole token sequence; on a server, only the first
+            token in which they differ is scored.
         draft: The draft that the prompt quotes, or None.
-        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for the base model.
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or its name on the server; None for the base model.
     """
 
     prompt: PromptTemplate
@@ -150,7 +151,7 @@ class CompletionSpec(EvidenceSpec[Draft]):
         prompt: The prompt; its fields are ``question`` and, if ``draft`` is given, ``draft``.
         tokens: Maximum number of tokens.
         draft: The draft that the prompt quotes, or None.
-        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for the base model.
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or its name on the server; None for the base model.
     """
 
     prompt: PromptTemplate
@@ -175,7 +176,7 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
         n: Number of samples per question.
         temperature: Sampling temperature, > 0.
         tokens: Maximum number of tokens of a sample.
-        seed: Seed; the samples depend on it and on the question, not on the batch.
+        seed: Seed; the samples depend on it and on the question, not on the batch. A server may ignore it.
         prompt: The model's prompt.
     """
 

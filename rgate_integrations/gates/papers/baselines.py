@@ -21,7 +21,7 @@ from rgate_integrations.runtime.records import read_records
 
 
 class ConstantGate(Gate):
-    """Always retrieves, never retrieves, or retrieves at random at a given rate, whatever the question.
+    """Always retrieves, never retrieves, or retrieves for a random share of the questions.
 
     Attributes:
         policy: ``"always"``, ``"never"`` or ``"random"``.
@@ -68,11 +68,12 @@ class ConstantGate(Gate):
 class PopularityGate(Gate):
     """Adaptive retrieval by popularity (Mallen et al. 2023; ADAPT-LLM, section 4.7).
 
-    P(known) is ``popularity / (popularity + cutoff)``, which is at least 0.5 at and above the cutoff. The caller
-    gives the popularity of each question, on any scale that starts at 0.
+    P(known) is ``popularity / (popularity + cutoff)``. The caller gives the popularity of each question, on any scale
+    that starts at 0.
 
     Attributes:
-        cutoff: Popularity at and above which a question counts as known, above 0.
+        cutoff: Popularity at which P(known) is 0.5, above 0. With the default threshold, the gate retrieves for less
+            popular questions.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -206,7 +207,7 @@ class LabelledQuestions:
 class TokenProbabilityGate(Gate):
     """FLARE's trigger (Jiang et al. 2023, section 3.2): a threshold on token *probability*, not on logits.
 
-    It works for drafts from any source that has log-probabilities.
+    The draft may come from any source, but needs log-probabilities.
 
     Attributes:
         threshold: FLARE's theta; the gate retrieves if the statistic is below it.

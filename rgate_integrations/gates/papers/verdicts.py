@@ -89,12 +89,12 @@ IK_DRAFT = PromptTemplate(
 class IKGate(VerdictGate):
     """IK score (Déjean 2024, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
 
-    The model says Yes or No to whether it knows ("I know", IK). The softmax is over these two logits only. The paper
+    The model is asked whether it knows ("I know", IK), and P(known) is the probability of Yes against No. The paper
     trains the answering LLM with a LoRA adapter to make this judgment; without an adapter the score is zero-shot.
 
     Attributes:
         tokens: Number of draft tokens to read, 0 to 128; 0 for the question alone. The paper finds 32 or more best.
-        source: Who writes the draft. ``"llm"`` is the paper's own setting and by far the strongest.
+        source: Who writes the draft. In the paper, the answering LLM does (``"llm"``), which works by far the best.
         adapter: LoRA adapter of the proxy, or None for zero-shot.
     """
 
@@ -156,10 +156,12 @@ class SlimPLMGate(VerdictGate):
         return (draft, CompletionSpec(JUDGMENT, 12, draft, self.adapter))
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the verdicts' log-probabilities, or by the written verdict, 1 or 0.
+        """Score by the two verdicts' log-probabilities or, in mode ``"generate"``, by the one that the model writes.
+
+        Known(True) scores 1 and Known(False) 0.
 
         Raises:
-            ScoreError: In mode ``"generate"``, when the model wrote neither verdict.
+            ScoreError: In mode ``"generate"``, the model wrote neither verdict.
         """
         if self.mode == "score":
             return super().score(evidence)
@@ -207,9 +209,10 @@ CONTEXT_PROMPT = PromptTemplate(
 class AdaptGate(AdapterGate):
     """ADAPT-LLM's ``<RET>`` gate (Labruna et al. 2024, sections 3.1 and 3.2).
 
-    The model writes ``<RET>`` to ask for context. P(known) is one minus the probability of that whole sequence as
-    the response, or 0 if the model writes it. Any answer that it writes instead is the decision's draft, so nothing
-    is generated twice. The paper trains the model for this; without an adapter the score is zero-shot.
+    The model writes ``<RET>`` to ask for context. P(known) is 0 if the model writes it, and otherwise one minus the
+    probability of that response (on a server, of its first token). Any answer that the model writes instead is the
+    decision's draft, so nothing is generated twice. The paper trains the model for this; without an adapter the score
+    is zero-shot.
 
     Attributes:
         tokens: Maximum length of the answer, 1 to 1024 tokens.
