@@ -93,7 +93,8 @@ def plan_queries(
         One plan per decision, in order.
 
     Raises:
-        ConfigurationError: ``gate`` is not a gate.
+        ConfigurationError: ``gate`` is not a gate, or the threshold is not a finite number of at least 0.
+        Exception: The rewriter raised it, or ``gate`` failed and has ``on_error="raise"``.
     """
     return run(
         plan_queries_flow(

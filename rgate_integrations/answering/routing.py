@@ -288,7 +288,10 @@ class RoutedCall(ABC, Generic[_Input]):
                 )
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
-        """Return a decision plus tokens, times and cost of screening and partial answer; ``judging`` is in ms."""
+        """Return a decision with the tokens, times and costs of screening and partial answer, and with the draft.
+
+        ``judging`` is the time of judging the partial answer, in milliseconds.
+        """
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,

@@ -47,12 +47,17 @@ def missing_passages(what: str) -> ConfigurationError:
 
 
 def profile_texts(texts: Collection[str], name: str, folder: Path | None = None) -> CorpusProfile:
-    """Return the profile of texts; see `profile_index`.
+    """Return the profile of an index's passages: the cached one if it is up to date, otherwise a new one.
+
+    A new profile is cached in the index's folder. If that fails, the failure is logged.
 
     Args:
         texts: The passages, each with its title.
         name: Name of the corpus.
-        folder: The index's folder; None if it is not saved.
+        folder: The index's folder; None if the index is not saved.
+
+    Raises:
+        RGateError: See `profile_index`.
     """
     if folder is not None:
         with suppress(ProfileError):

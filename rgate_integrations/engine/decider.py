@@ -105,7 +105,9 @@ class Decider(ABC):
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy in which ``always=`` and ``never=``, if given, replace the gate's; without either, itself.
+        """Return a copy with other rules, or itself if they change nothing.
+
+        Each of ``always=`` and ``never=`` replaces the gate's rules of that name, unless it is missing or empty.
 
         Raises:
             ConfigurationError: The gate accepts no rules, or a rule is invalid.
@@ -138,9 +140,10 @@ class Decider(ABC):
         return (await arun(self.flow([Request.coerce(question, **fields)])))[0]
 
     def decide_batch(self, requests: Iterable[str | Request]) -> list[Decision]:
-        """Decide for a batch of questions.
+        """Return the decisions for a batch of questions.
 
-        An invalid question or a failure only affects its own item: that decision retrieves and has an ``error``.
+        If a question is invalid, or the gate fails on it, its decision retrieves and has an ``error``. The other
+        questions are decided as usual, unless the gate fails altogether, for example because it cannot load a model.
 
         Args:
             requests: The questions, each a string or a `Request`.
@@ -318,5 +321,5 @@ class BoundDecision:
         return self.decision.model_copy(update={"question": question, "draft": None})
 
     def repeats(self, gate: Decider, threshold: float | None) -> bool:
-        """Return whether this gate would make the same decision again. A ``threshold`` of None accepts any."""
+        """Return whether this gate would make the same decision again, at this threshold (None: at any)."""
         return threshold in (None, self.threshold) and gate.decides_like(self.gate)

@@ -77,7 +77,8 @@ def load_gate(
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
         llm: Writes the drafts for gates with ``source="llm"``. If it has a name, P(known) is adjusted to that LLM.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
-        timeout: Maximum time of a decision in seconds, after which it retrieves; see `DecisionEngine`.
+        timeout: Maximum time of a call in seconds. A question without a decision by then is a failure, see
+            ``on_error``. None waits forever.
         llm_name: The LLM whose knowledge the gate judges: a name, or a folder made by ``rgate ability``. Overrides a
             name detected from ``llm``. A tuned or calibrated gate ignores both.
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
@@ -152,7 +153,7 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:
-    """Return a copy of a gate that judges what an LLM knows, or the gate itself if it was fitted to an LLM.
+    """Return a copy of a gate, adjusted to an LLM; the gate itself if it was fitted to the answers of some LLM.
 
     Raises:
         ConfigurationError: The gate cannot be adjusted to an LLM, or the name is a path that does not exist.

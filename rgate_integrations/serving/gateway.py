@@ -139,8 +139,9 @@ class Gateway:
     async def answer(self, request: Request) -> Response:
         """Forward any request, after a decision if it has a question for the LLM.
 
-        With the header ``x-rgate``, a client may switch the decision ``off`` or, except in shadow mode, make it:
-        ``retrieve`` or ``direct``. Other values get status 400.
+        In a POST request, the header ``x-rgate`` overrides the gate. With ``off``, the request is forwarded without a
+        decision; with ``retrieve`` or ``direct``, that is the decision (not in shadow mode). Other values get status
+        400.
         """
         content = await request.body()
         # Only a POST can ask an LLM; lists of models and the like pass unchanged.
@@ -200,7 +201,7 @@ class Gateway:
         return await self.upstream.forward(llm_request.request, content, headers)
 
     async def _route(self, llm_request: LLMRequest) -> RoutedInput:
-        """Decide; retrieve if the queue is full or anything fails."""
+        """Return the question with its decision. That is to retrieve if the queue is full or anything fails."""
         try:
             with self.service.counting(1) as decisions:
                 (routed,) = await arun(GatewayCall(self, llm_request).route())
@@ -230,7 +231,11 @@ class Gateway:
         return fuse_corpora(dict(zip(names, hits, strict=True)), key=passage_id, k=self._k)
 
     async def _search_text(self, llm_request: LLMRequest) -> str:
-        """Return the search query: the upstream's rewriting, or the user's previous turn and the question."""
+        """Return what to search for instead of the question, which may be a follow-up.
+
+        It is the question as the upstream rewrites it, if the gateway asks for that and it succeeds. Otherwise it is
+        the user's previous turn and the question.
+        """
         body = llm_request.condense_body if self._condense else None
         if body is not None:
             try:
