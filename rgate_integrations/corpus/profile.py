@@ -110,6 +110,7 @@ class CorpusProfile:
             name: Name of the corpus.
 
         Raises:
+            ConfigurationError: The name is not text.
             ProfileError: There are no passages, or one is not a string.
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
@@ -132,7 +133,7 @@ class CorpusProfile:
             timeout: Maximum time of all searches, in seconds.
 
         Raises:
-            ConfigurationError: The retriever cannot be searched, or ``searches`` is below 1.
+            ConfigurationError: The retriever cannot be searched, ``searches`` is below 1, or the name is not text.
             ProfileError: A search failed, its results have no text, or no search found anything in time.
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
@@ -150,6 +151,7 @@ class CorpusProfile:
             name: Name of the corpus.
 
         Raises:
+            ConfigurationError: The name is not text.
             ProfileError: The description is blank, or not a string.
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.

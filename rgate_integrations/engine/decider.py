@@ -81,7 +81,7 @@ class Decider(ABC):
 
     @abstractmethod
     def answer_gate(self) -> Decider | None:
-        """Return the decider for partial answers, perhaps this one; None if this gate reads only questions."""
+        """Return the decider that judges partial answers: this one or another; None if there is none."""
 
     def question_gate(self) -> Decider | None:
         """Return the decider that judges the question before the LLM starts to answer; None if there is none."""
@@ -96,7 +96,8 @@ class Decider(ABC):
 
         Args:
             name: Name of the LLM, or folder of its measured ability; may be empty.
-            name_source: Where the name was detected; empty if the user gave it, which overrides a detected name.
+            name_source: Where the name was detected; empty if the user gave it. A name that the user gave is never
+                replaced by a detected one.
 
         Raises:
             ConfigurationError: The name is a path that does not exist.
@@ -162,7 +163,7 @@ class Decider(ABC):
         return await arun(self.flow(requests))
 
     def flow(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision]]:
-        """Return a decision for each question, in order, including those that already failed.
+        """Return a decision for each item, in order. An item may be a question that has already failed.
 
         A failure becomes a decision to retrieve, unless ``on_error`` is ``"raise"``; then the first one is raised.
 

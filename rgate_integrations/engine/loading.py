@@ -92,7 +92,7 @@ def load_gate(
         UnknownNameError: No gate has that name; the hint suggests similar names.
         ProfileError: A profile cannot be read.
         ConfigurationError: An argument is unknown or invalid, or the gate cannot be adjusted to an LLM.
-        ModelLoadError: A trained gate or a measured ability cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded, or a measured ability cannot be read.
         MissingDependencyError: ``name`` is a URL, and the extra ``openai`` is not installed.
     """
     names = CorpusGate.own_parameters if corpus is not None else ()
@@ -181,7 +181,7 @@ def resolve_gate(
 
     Raises:
         ConfigurationError: The gate is none of these, or does not accept an option, or an option is invalid.
-        ModelLoadError: A trained gate or a measured ability cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded, or a measured ability cannot be read.
         ProfileError: The profile of a corpus cannot be read.
         UnknownNameError: No gate has that name.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
@@ -240,12 +240,12 @@ def answer_first_gates(
     """Return two gates for answer first: one for partial answers, and one (or None) for the question beforehand.
 
     Args:
-        gate: The adapter's gate. If it only reads questions, its `Decider.answer_gate` judges partial answers.
+        gate: The adapter's gate. Its `Decider.answer_gate` judges partial answers.
         question_gate: Judges the question before the LLM starts to answer: a gate, or an argument for `load_gate`;
             None to skip that; `OWN` for the gate's own question gate, if it has one.
 
     Raises:
-        ConfigurationError: The gate cannot judge partial answers, and has no gate for them.
+        ConfigurationError: The gate has no `Decider.answer_gate`.
         RGateError: ``question_gate`` is invalid or cannot be loaded; see `resolve_gate`.
     """
     judge = gate.answer_gate()

@@ -124,7 +124,7 @@ def read_reply(message: Any) -> Reply:
 
 
 def _texts(value: Any) -> Iterable[str]:
-    """Yield the texts of thoughts, which may be nested in text, summaries and content."""
+    """Yield the texts in a block of thoughts, which may be nested in fields such as ``summary`` and ``content``."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Sequence):

@@ -103,7 +103,7 @@ class Upstream:
         await self._client.aclose()
 
     async def send(self, request: Request, body: bytes, *, plain: bool = False) -> httpx.Response:
-        """Forward a client's request; the body of the response is not read yet.
+        """Forward a client's request, and return the response, whose body is not read yet.
 
         Args:
             request: The request.
@@ -304,5 +304,5 @@ async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
 
 
 def never_blocking(*_: object) -> Any:
-    """Stand in for the blocking form of a step; the gateway is asynchronous only."""
+    """Raise `NotImplementedError`, in place of the blocking form of a step: the gateway is asynchronous only."""
     raise NotImplementedError("The gateway is asynchronous only.")

@@ -148,8 +148,9 @@ class NoulAnswer(BaseModel):
 class ChoiceAnswer(BaseModel):
     """Whether to retrieve.
 
-    ``probabilities`` has P(known) for ``direct`` and the rest for ``retrieve``, or 0 and 1 if an override decides;
-    ``confidence`` is the probability of ``choice``, which can be below 0.5 if the threshold is not 0.5.
+    ``probabilities`` has P(known) for ``direct`` and the rest for ``retrieve``. If an override decides, it has 1 for
+    the choice and 0 for the other. ``confidence`` is the probability of the choice, and can be below 0.5 if the
+    threshold is not 0.5.
     """
 
     type: Literal["choice"] = "choice"
