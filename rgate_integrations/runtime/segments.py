@@ -100,7 +100,7 @@ def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
 
 
 def count_words(text: str) -> int:
-    """Return the approximate number of words; in scripts without spaces, two characters count as another word."""
+    """Return roughly the number of words; in scripts without spaces, such as Chinese, two characters count as one."""
     return len(text.split()) + len(UNSPACED.findall(text)) // 2
 
 

@@ -23,7 +23,7 @@ from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput
 from rgate_integrations.answering.strategy import Strategy
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, valid_count
 from rgate_integrations.engine.decider import fallback_decision, read_item
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
@@ -67,7 +67,7 @@ class Gateway:
         retriever: Finds the passages. A mapping has one retriever per corpus of the gate; those that the
             decision names are searched, or all if it names none. With None, the gateway only reports
             decisions in headers.
-        k: Maximum number of passages per question.
+        k: Maximum number of passages per question, at least 1.
         answer_first: Whether, and how, the beginning of a streamed answer is judged, too. Its
             ``question_gate`` is ignored: the service's gate judges the question.
         look_first: Whether, and how, the passages of a search are judged, too.
@@ -123,7 +123,7 @@ class Gateway:
         self._searches = {
             name: LimitedSearch(search, k=k, timeout=service.timeout) for name, search in retrievers.items()
         }
-        self._k = k
+        self._k = valid_count(k, "k")
         self._condense = condense
         # The event loop keeps only weak references to tasks: without this set, they could be garbage collected.
         self._logging: set[asyncio.Task[None]] = set()
