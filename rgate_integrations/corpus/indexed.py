@@ -26,7 +26,7 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
         name: Name of the corpus.
 
     Raises:
-        ConfigurationError: The index has no ``passages``.
+        ConfigurationError: The index has no ``passages``, or the name is not text.
         ProfileError: The index is empty.
         ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
         DownloadError: The encoder could not be downloaded.
