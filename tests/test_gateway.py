@@ -313,6 +313,8 @@ def test_the_gateways_token_does_not_go_to_the_upstream(key, sent):
         ({"look_first": True}, "need a retriever"),
         ({"answer_first": AnswerFirst(prefetch=True)}, "need a retriever"),
         ({"answer_first": True}, "partial answer"),
+        # Regression: a negative number made every search fail.
+        ({"k": -1}, "k must be a whole number of at least 1"),
     ],
 )
 def test_options_that_cannot_work_are_refused_when_it_starts(options, said):

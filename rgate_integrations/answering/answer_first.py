@@ -94,9 +94,12 @@ def settle(
 ) -> Decision | None:
     """Return the decision if the question and the passages are enough to make it.
 
-    None means that the LLM must begin to answer first, so that its words can be judged. A clear question (see
-    `is_clear`) is enough if no passages could be judged, or if they lead to the same arm. Any question is enough if
-    no LLM is likely to know the answer, or if the passages are useless (see `are_useless`).
+    None means that the LLM must begin to answer first, so that its words can be judged. If no passages could be
+    judged, a clear question is enough (see `is_clear`). If they were judged, they are enough
+
+    - for a clear question, if they lead to the same arm;
+    - for any question, if no LLM is likely to know the answer (see `is_never_known`), or if they are useless (see
+      `are_useless`).
 
     Args:
         decision: The gate's decision by the question alone.

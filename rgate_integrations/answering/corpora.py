@@ -58,7 +58,8 @@ def fuse_corpora(
     """Return the results of several corpora, fused by reciprocal rank. The same id in two corpora means two items.
 
     Args:
-        results: For each corpus, best first, the results of its searches: lists of items, best first.
+        results: For each corpus, the results of its searches: one list of items per search, best first. Of equally
+            good items, those of the first corpus come first.
         key: Function that returns the id of an item.
         k: Maximum number of items to return; all when None.
     """

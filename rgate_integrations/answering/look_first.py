@@ -100,20 +100,18 @@ def decide_with_passages(
     *,
     direct_threshold: float | None = None,
 ) -> Decision:
-    """Return a decision, revised in view of the passages.
+    """Return a decision, revised in view of the passages; see `compare`.
 
     The gate's decision stands if the search or the gate failed, nothing was found, or an override such as a
     rule decided. It also stands for a follow-up, whose words say too little about what the passages should
-    contain. For a question about news or the user's own documents, whose answer no LLM is likely to know,
-    the passages are read even if they seem to contain little, unless both probabilities are so low that
-    the outcome is "abstain". If judging the passages fails, they are read.
+    contain. If judging the passages fails, they are read.
 
     Args:
         decision: The gate's decision.
         passages: The passages, best first, or the search's exception.
         options: How the passages are judged.
-        direct_threshold: The caller's threshold, if any: at or above this P(known), the LLM answers directly,
-            whatever the passages.
+        direct_threshold: The caller's threshold; None if there is none. At or above this P(known), the LLM answers
+            directly, however good the passages are.
     """
     # The order matters: each check below relies on the ones before it.
     if not needs_passages(decision):
@@ -150,10 +148,11 @@ def is_never_known(decision: Decision) -> bool:
 
 
 def are_useless(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
-    """Return whether passages are too poor to change the decision, whatever the LLM knows.
+    """Return whether passages are so poor that they help no LLM, whatever it knows.
 
-    Tested at P(known) = `LookFirst.abstain_below`: passages that do not help there help no LLM that knows more. For
-    one that knows less, P(helps) is lower still, so that the outcome is "abstain" (if `LookFirst.min_gain` is 0).
+    Passages help if P(helps) exceeds P(known) by more than `LookFirst.min_gain`. This is tested at P(known) =
+    `LookFirst.abstain_below`: passages that do not help there help no LLM that knows more. For an LLM that knows
+    less, P(helps) is lower still, so that the outcome is "abstain" (if `LookFirst.min_gain` is 0).
     """
     least = options.abstain_below
     return estimate_p_helps(question, passages, least, options) - options.min_gain <= least
@@ -180,9 +179,13 @@ def compare(
 ) -> Decision:
     """Return the decision with the outcome of comparing P(known) with P(helps).
 
-    The outcome is the first that fits: *direct* if P(known) reaches ``direct_threshold``; *abstain* if both
-    probabilities are below `LookFirst.abstain_below`; *retrieve* if no LLM is likely to know the answer, or P(helps)
-    exceeds P(known) by more than `LookFirst.min_gain`; otherwise *direct*.
+    The outcome is the first that fits:
+
+    - *direct* if P(known) is at least ``direct_threshold``;
+    - *abstain* if both probabilities are below `LookFirst.abstain_below`;
+    - *retrieve* if the question is about news or private documents, see `is_never_known`;
+    - *retrieve* if P(helps) exceeds P(known) by more than `LookFirst.min_gain`;
+    - otherwise *direct*.
     """
     p_known = decision.p_known
     outcome: Outcome

@@ -79,11 +79,12 @@ class PartialAnswer:
     Attributes:
         pieces: The text of each chunk that has text.
         tokens: The text of each token, if the LLM sends log-probabilities.
-        logprobs: Their natural log-probabilities.
+        logprobs: Natural log-probabilities of the tokens.
         model: Name of the LLM; empty if unknown.
         prompt_tokens: Length of the prompt in tokens; 0 until the LLM reports it.
         response_id: Id of the response, if a local LLM keeps hidden states for it; otherwise empty.
-        local_answer: The local LLM's answer with its hidden states; kept here so that they exist until it is judged.
+        local_answer: The local LLM's answer with its hidden states, which must exist until the answer is judged; None
+            for any other LLM.
         has_thoughts: Whether the LLM sends thoughts separately from its answer, or seems to hide them.
         has_end: True once a finish reason arrives, False while one is expected, None if the LLM may send none.
     """
@@ -121,7 +122,7 @@ class PartialAnswer:
 
     @property
     def count(self) -> int:
-        """Number of tokens; without log-probabilities, of text chunks or words, whichever is larger."""
+        """Number of tokens; without log-probabilities, the number of text chunks or of words, whichever is larger."""
         return len(self.tokens) or max(len(self.pieces), count_words(self.text))
 
     def draft(self, *, finished: bool) -> Draft:
@@ -158,7 +159,7 @@ class BufferedAnswer(ABC):
         chunks: The chunks that are held back.
         ended: Whether the stream has ended.
         can_be_judged: False once the answer cannot be judged, for example because of a tool call or a parsed object.
-        has_other_content: Whether a chunk had content of which `read` could not tell whether it is the answer.
+        has_other_content: Whether a chunk had content other than text, which may or may not be part of the answer.
         error: The exception that the arm raised, or a `ServerError` for a stream that broke off; None if neither.
     """
 

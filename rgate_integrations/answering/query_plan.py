@@ -14,6 +14,7 @@ from rgate_integrations.decision import Decision, Draft, Frozen, Request, Text
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.flow import Call, Flow, run
 from rgate_integrations.runtime.text import normalise
 
@@ -93,7 +94,9 @@ def plan_queries(
         One plan per decision, in order.
 
     Raises:
-        ConfigurationError: ``gate`` is not a gate.
+        ConfigurationError: ``gate`` is not a gate, the threshold is not a finite number of at least 0, or the
+            rewriter returned more or fewer lists of claims than there are decisions.
+        Exception: The rewriter raised it, or ``gate`` failed and has ``on_error="raise"``.
     """
     return run(
         plan_queries_flow(
@@ -116,12 +119,17 @@ def plan_queries_flow(
     always_include_question: bool = True,
     max_queries: int = 6,
 ) -> Flow[list[QueryPlan]]:
-    """`plan_queries` as a `Flow`, for use inside other flows or, with `arun`, on an event loop."""
+    """Return what `plan_queries` returns, as a `Flow`: for other flows or, with `arun`, for an event loop."""
     # Known questions are left out, because a rewriter that is a model costs time for each draft.
     unknown = [decision for decision in decisions if decision.retrieve]
     rewritten: list[list[Claim]] = []
     if unknown:
         rewritten = yield Call(rewriter or rewrite_by_sentence, None, unknown)
+        if len(rewritten) != len(unknown):
+            raise ConfigurationError(
+                f"The rewriter returned {len(rewritten)} lists of claims for {len(unknown)} decisions.",
+                hint="It must return one list per decision, in order; a list may be empty.",
+            )
     # One list for the claims of all questions, so that the gate judges them in one call.
     judged = iter((yield from _judge(list(chain(*rewritten)), gate, threshold)))
     claim_counts = iter(map(len, rewritten))

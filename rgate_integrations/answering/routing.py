@@ -125,7 +125,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the decision or error of `Strategy.judge`, the gate for partial answers, for each of some inputs."""
+        """Return for each of these inputs the decision or error of the gate for partial answers, `Strategy.judge`."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
@@ -133,7 +133,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def search(self, inputs: Sequence[_Input]) -> Step:
-        """Return the step that searches for some inputs; its result is a list, one result or exception per input."""
+        """Return the step that searches for these inputs; its result is a list, one result or exception per input."""
 
     @abstractmethod
     def read_passages(self, item: _Input) -> Sequence[FoundPassage]:
@@ -288,7 +288,10 @@ class RoutedCall(ABC, Generic[_Input]):
                 )
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
-        """Return a decision plus tokens, times and cost of screening and partial answer; ``judging`` is in ms."""
+        """Return a decision with the tokens, times and costs of screening and partial answer, and with the draft.
+
+        ``judging`` is the time of judging the partial answer, in milliseconds.
+        """
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,

@@ -26,7 +26,7 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
         name: Name of the corpus.
 
     Raises:
-        ConfigurationError: The index has no ``passages``.
+        ConfigurationError: The index has no ``passages``, or the name is not text.
         ProfileError: The index is empty.
         ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
         DownloadError: The encoder could not be downloaded.
@@ -47,12 +47,17 @@ def missing_passages(what: str) -> ConfigurationError:
 
 
 def profile_texts(texts: Collection[str], name: str, folder: Path | None = None) -> CorpusProfile:
-    """Return the profile of texts; see `profile_index`.
+    """Return the profile of an index's passages: the cached one if it is up to date, otherwise a new one.
+
+    A new profile is cached in the index's folder. If that fails, the failure is logged.
 
     Args:
         texts: The passages, each with its title.
         name: Name of the corpus.
-        folder: The index's folder; None if it is not saved.
+        folder: The index's folder; None if the index is not saved.
+
+    Raises:
+        RGateError: See `profile_index`.
     """
     if folder is not None:
         with suppress(ProfileError):

@@ -73,10 +73,11 @@ class CorpusProfile:
         codes: Vectors of a sample of its passages, shape (passages, 256), int8, not normalised.
         terms: Its telling words, far more frequent in it than elsewhere, and its names, such as error codes.
         baseline: Median `nearness` of unrelated requests, which ship with the package.
-        margin: Median nearness of its own sentences to its other passages, minus the baseline; averaged with 0.22,
-            which counts as 10 sentences, and clipped to [0.12, 0.4]. Always 0.22 for a description.
+        margin: How much nearer its own sentences are to its other passages than the baseline: the median over
+            sentences, averaged with the value 0.22 (which weighs as much as 10 sentences), and clipped to
+            [0.12, 0.4]. Always 0.22 for a description.
         source: What the profile was made from. A description gives a weaker profile than passages.
-        seen: Number of passages read, of which `codes` is a sample.
+        seen: Number of passages read, with repetitions.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
 
     Raises:
@@ -109,6 +110,7 @@ class CorpusProfile:
             name: Name of the corpus.
 
         Raises:
+            ConfigurationError: The name is not text.
             ProfileError: There are no passages, or one is not a string.
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
@@ -131,7 +133,7 @@ class CorpusProfile:
             timeout: Maximum time of all searches, in seconds.
 
         Raises:
-            ConfigurationError: The retriever cannot be searched, or ``searches`` is below 1.
+            ConfigurationError: The retriever cannot be searched, ``searches`` is below 1, or the name is not text.
             ProfileError: A search failed, its results have no text, or no search found anything in time.
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
@@ -149,6 +151,7 @@ class CorpusProfile:
             name: Name of the corpus.
 
         Raises:
+            ConfigurationError: The name is not text.
             ProfileError: The description is blank, or not a string.
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
@@ -230,7 +233,7 @@ class CorpusProfile:
         return 1 / (1 + np.exp(-logits))
 
     def judge(self, questions: str | Sequence[str]) -> Float64Array:
-        """Embed questions, or a single one, and return `p_covered` of each, shape (questions,).
+        """Return `p_covered` of one or several questions, shape (questions,), after embedding them.
 
         Raises:
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
@@ -367,7 +370,7 @@ def _mean_of_nearest(cosines: Float32Array, most: int = NEIGHBOURS) -> Float64Ar
 
 
 def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float, encoder: Encoder) -> float:
-    """Return `CorpusProfile.margin`: measured on sentences, averaged with `_PRIOR_MARGIN`, and clipped."""
+    """Return the margin of a profile with these passages; see `CorpusProfile.margin`."""
     sentences: dict[int, str] = {}
     for row, text in enumerate(texts if len(texts) > 1 else ()):
         fitting = [segment for segment in segments(text) if _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE]

@@ -19,8 +19,8 @@ class Sample:
 
     Attributes:
         texts: A uniform sample of the distinct passages, ordered by their hashes.
-        seen: Number of passages read, of which `texts` is a sample.
-        sketch: The 256 smallest hashes of all passages, by which two states of a corpus are compared.
+        seen: Number of passages read; one that occurs twice counts twice.
+        sketch: The hashes of the first 256 texts of the sample. Two states of a corpus are compared by them.
     """
 
     texts: tuple[str, ...] = field(repr=False)

@@ -103,7 +103,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def _plain_codes(text: str) -> str:
-    """Return a text with plain letters, digits and hyphens in its codes: ``E-41`` for a full-width one."""
+    """Return a text in plain letters, without superscripts and the like; a full-width code becomes ``E-41``."""
     return plain_text(_SMALL.sub(" ", text)).translate(_HYPHENS)
 
 

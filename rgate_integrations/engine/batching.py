@@ -28,8 +28,8 @@ MAX_IDLE = 1.0
 class Batcher(Generic[_Item, _Result]):
     """Runs a function over batches of submitted items, in one worker thread.
 
-    An idle worker starts immediately on a single item, unless the last batch had several: then it waits up to 3 ms
-    for more. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.
+    An idle worker starts on the first item at once, unless its last batch had several items: then it waits up to
+    3 ms for more. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.
 
     Args:
         run: Function from items to results, in order. If it raises, the exception is every item's result.
@@ -50,9 +50,9 @@ class Batcher(Generic[_Item, _Result]):
         self._closed = False
 
     def submit(self, items: Iterable[_Item]) -> list[Future[_Result | Exception]]:
-        """Queue items, and return a future of each result, or of the exception in its place.
+        """Queue items, and return one future per item: of its result, or of the exception in its place.
 
-        If the process is exiting, a future may never complete.
+        While the process is exiting, the futures of threads other than the main thread never complete.
 
         Raises:
             RuntimeError: No thread can be started now, or the main thread calls while the process is exiting.

@@ -81,7 +81,7 @@ class Decider(ABC):
 
     @abstractmethod
     def answer_gate(self) -> Decider | None:
-        """Return the decider for partial answers, perhaps this one; None if this gate reads only questions."""
+        """Return the decider that judges partial answers: this one or another; None if there is none."""
 
     def question_gate(self) -> Decider | None:
         """Return the decider that judges the question before the LLM starts to answer; None if there is none."""
@@ -96,7 +96,8 @@ class Decider(ABC):
 
         Args:
             name: Name of the LLM, or folder of its measured ability; may be empty.
-            name_source: Where the name was detected; empty if the user gave it, which overrides a detected name.
+            name_source: Where the name was detected; empty if the user gave it. A name that the user gave is never
+                replaced by a detected one.
 
         Raises:
             ConfigurationError: The name is a path that does not exist.
@@ -105,7 +106,9 @@ class Decider(ABC):
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy in which ``always=`` and ``never=``, if given, replace the gate's; without either, itself.
+        """Return a copy with other rules, or itself if they change nothing.
+
+        Each of ``always=`` and ``never=`` replaces the gate's rules of that name, unless it is missing or empty.
 
         Raises:
             ConfigurationError: The gate accepts no rules, or a rule is invalid.
@@ -138,9 +141,10 @@ class Decider(ABC):
         return (await arun(self.flow([Request.coerce(question, **fields)])))[0]
 
     def decide_batch(self, requests: Iterable[str | Request]) -> list[Decision]:
-        """Decide for a batch of questions.
+        """Return the decisions for a batch of questions.
 
-        An invalid question or a failure only affects its own item: that decision retrieves and has an ``error``.
+        If a question is invalid, or the gate fails on it, its decision retrieves and has an ``error``. The other
+        questions are decided as usual, unless the gate fails altogether, for example because it cannot load a model.
 
         Args:
             requests: The questions, each a string or a `Request`.
@@ -159,7 +163,7 @@ class Decider(ABC):
         return await arun(self.flow(requests))
 
     def flow(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision]]:
-        """Return a decision for each question, in order, including those that already failed.
+        """Return a decision for each item, in order. An item may be a question that has already failed.
 
         A failure becomes a decision to retrieve, unless ``on_error`` is ``"raise"``; then the first one is raised.
 
@@ -318,5 +322,5 @@ class BoundDecision:
         return self.decision.model_copy(update={"question": question, "draft": None})
 
     def repeats(self, gate: Decider, threshold: float | None) -> bool:
-        """Return whether this gate would make the same decision again. A ``threshold`` of None accepts any."""
+        """Return whether this gate would make the same decision again, at this threshold (None: at any)."""
         return threshold in (None, self.threshold) and gate.decides_like(self.gate)

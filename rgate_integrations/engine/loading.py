@@ -77,7 +77,8 @@ def load_gate(
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
         llm: Writes the drafts for gates with ``source="llm"``. If it has a name, P(known) is adjusted to that LLM.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
-        timeout: Maximum time of a decision in seconds, after which it retrieves; see `DecisionEngine`.
+        timeout: Maximum time of a call in seconds. A question without a decision by then is a failure, see
+            ``on_error``. None waits forever.
         llm_name: The LLM whose knowledge the gate judges: a name, or a folder made by ``rgate ability``. Overrides a
             name detected from ``llm``. A tuned or calibrated gate ignores both.
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
@@ -91,7 +92,7 @@ def load_gate(
         UnknownNameError: No gate has that name; the hint suggests similar names.
         ProfileError: A profile cannot be read.
         ConfigurationError: An argument is unknown or invalid, or the gate cannot be adjusted to an LLM.
-        ModelLoadError: A trained gate or a measured ability cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded, or a measured ability cannot be read.
         MissingDependencyError: ``name`` is a URL, and the extra ``openai`` is not installed.
     """
     names = CorpusGate.own_parameters if corpus is not None else ()
@@ -152,7 +153,7 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:
-    """Return a copy of a gate that judges what an LLM knows, or the gate itself if it was fitted to an LLM.
+    """Return a copy of a gate, adjusted to an LLM; the gate itself if it was fitted to the answers of some LLM.
 
     Raises:
         ConfigurationError: The gate cannot be adjusted to an LLM, or the name is a path that does not exist.
@@ -180,7 +181,7 @@ def resolve_gate(
 
     Raises:
         ConfigurationError: The gate is none of these, or does not accept an option, or an option is invalid.
-        ModelLoadError: A trained gate or a measured ability cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded, or a measured ability cannot be read.
         ProfileError: The profile of a corpus cannot be read.
         UnknownNameError: No gate has that name.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
@@ -239,12 +240,12 @@ def answer_first_gates(
     """Return two gates for answer first: one for partial answers, and one (or None) for the question beforehand.
 
     Args:
-        gate: The adapter's gate. If it only reads questions, its `Decider.answer_gate` judges partial answers.
+        gate: The adapter's gate. Its `Decider.answer_gate` judges partial answers.
         question_gate: Judges the question before the LLM starts to answer: a gate, or an argument for `load_gate`;
             None to skip that; `OWN` for the gate's own question gate, if it has one.
 
     Raises:
-        ConfigurationError: The gate cannot judge partial answers, and has no gate for them.
+        ConfigurationError: The gate has no `Decider.answer_gate`.
         RGateError: ``question_gate`` is invalid or cannot be loaded; see `resolve_gate`.
     """
     judge = gate.answer_gate()

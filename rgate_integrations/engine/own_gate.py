@@ -29,11 +29,11 @@ class GateLike(Protocol):
         """Return a decision for each request, in order."""
 
     def adecide_batch(self, requests: Sequence[Request], /) -> Awaitable[list[Decision]]:
-        """Return an awaitable of the same decisions."""
+        """Return an awaitable of the decisions that `decide_batch` would return."""
 
 
 class OwnGate(Decider):
-    """Decides with a user's `GateLike` object, whose attributes may change and are read on every call."""
+    """Decides with a user's `GateLike` object. The object's attributes are read on every call, so they may change."""
 
     def __init__(self, gate: Any) -> None:
         self.gate = gate

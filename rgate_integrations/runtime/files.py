@@ -226,14 +226,14 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
 
 
 def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
-    """Return the content of a regular file of limited size, because a pipe could hang, and ``/dev/zero`` has no end.
+    """Return the content of a file, which must be a regular one (a pipe could hang) and not too large.
 
     Args:
         path: The file.
         limit: Maximum size in bytes, by default 16 MiB.
 
     Raises:
-        OSError: The file cannot be read, is not a regular file, or is too large.
+        OSError: The file cannot be read, is not a regular file, or has more than ``limit`` bytes.
     """
     no_wait = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would otherwise wait for its other end
     with open(expand(path), "rb", opener=lambda path, flags: os.open(path, flags | no_wait)) as file:
@@ -284,9 +284,10 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
 class JsonlLog:
     """A JSONL file of objects that a run appends to and the next run continues.
 
-    If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. A complete last
-    line is kept, even without its line feed. Opening and reading never change the file, because it may have been
-    named by mistake. Processes take turns to append, so that none cuts off another's unfinished line.
+    If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. (If that is the
+    only line, `append` accepts only lines that begin with it.) A complete last line is kept, even without its line
+    feed. Opening and reading never change an existing file, because it may have been named by mistake. Processes
+    take turns to append, so that none cuts off another's unfinished line.
 
     Args:
         path: The file; it and its folder are created whenever they are missing. Only the owner may read a new
@@ -356,15 +357,14 @@ class JsonlLog:
             raise _write_error(self.path, error) from error
 
     def _check_end(self, file: FileIO, lines: bytes | None = None) -> int:
-        """Return the length in bytes of an incomplete line at the end; 0 if the last line is complete.
+        """Return the length in bytes of an incomplete last line; 0 if the last line is complete.
 
         Args:
             file: The file; only the end of a long file is read.
-            lines: The lines to append; None when the log is opened. If the file has only an incomplete line, they
-                must begin with it; for None, it must begin with ``{``.
+            lines: The lines to append; None when the log is opened.
 
         Raises:
-            DataFormatError: The file is not such a log.
+            DataFormatError: The file is not such a log; see the class.
         """
         size, block = file.seek(0, os.SEEK_END), _END
         while True:

@@ -54,9 +54,9 @@ class Reply(NamedTuple):
     """An LLM's reply.
 
     Attributes:
-        thoughts: Its visible thoughts; None if it has none, empty if they are hidden or the text is nothing but
-            their tags.
-        answer: The text after them; empty if the text ends while the LLM is still thinking.
+        thoughts: The text of its thoughts. None if it has none. Empty if the API hides their text, or if the reply
+            has nothing but empty tags for thoughts.
+        answer: The rest of the reply; empty if the reply ends while the LLM is still thinking.
     """
 
     thoughts: str | None
@@ -124,7 +124,7 @@ def read_reply(message: Any) -> Reply:
 
 
 def _texts(value: Any) -> Iterable[str]:
-    """Yield the texts of thoughts, which may be nested in text, summaries and content."""
+    """Yield the texts in a block of thoughts, which may be nested in fields such as ``summary`` and ``content``."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Sequence):
@@ -175,7 +175,10 @@ def describe_non_answer(text: str) -> str:
 
 
 def find_answer_start(tokens: Sequence[str], answer: str) -> int:
-    """Return the index of the token where an answer last occurs; ``len(tokens)`` if the answer is empty or absent."""
+    """Return the index of the token in which the last occurrence of an answer begins.
+
+    It is ``len(tokens)`` if the answer is empty or does not occur, or if a token is not a string.
+    """
     if not answer or not all(isinstance(token, str) for token in tokens):
         return len(tokens)
     start = "".join(tokens).rfind(answer)

@@ -62,9 +62,9 @@ class Segmented:
 def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[str]:
     r"""Return the segments of a text in order, with runs of white space replaced by one space.
 
-    A segment is a sentence or a line, and has at most 60 words. A full stop does not end it after a word that
-    ``abbreviation`` matches. The default matches any capitalised word of up to three letters, because in a request
-    one segment too many costs more than one too few.
+    A segment is a sentence or a line; a sentence of more than 60 words is cut into several. A full stop after a word
+    that ``abbreviation`` matches does not end a sentence. Among others, the default matches any capitalised word of
+    up to three letters, because in a request one segment too many costs more than one too few.
 
     >>> segments("Hi Anna, it rained. When is my bill due?\nThanks!")
     ['Hi Anna, it rained.', 'When is my bill due?', 'Thanks!']
@@ -100,7 +100,7 @@ def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
 
 
 def count_words(text: str) -> int:
-    """Return the number of words; in scripts without spaces, such as Chinese, two characters count as one."""
+    """Return roughly the number of words; in scripts without spaces, such as Chinese, two characters count as one."""
     return len(text.split()) + len(UNSPACED.findall(text)) // 2
 
 

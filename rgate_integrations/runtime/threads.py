@@ -33,7 +33,7 @@ class Closable(Protocol):
     """An object that owns threads and can be closed when the process ends."""
 
     def close(self) -> None:
-        """Start no more work, and wait for work that cannot be interrupted."""
+        """Start no more work. May also wait for work that cannot be interrupted, such as that of a model."""
 
 
 class ForkAware(Protocol):

@@ -26,9 +26,9 @@ def split_transcript(text: str) -> list[tuple[str, str]] | None:
     r"""Return the (role, text) turns of a conversation that ends with an unanswered user message, oldest first.
 
     Any other text gives None. System turns are left out, and so are up to 40 words before the first turn; with more
-    words there, the result is None. If the text does not end with an empty assistant turn (``AI:``), it must have no
-    words before its first turn, because these may be a task about the transcript, and it must contain an answer of
-    the assistant.
+    words there, the result is None. A text that does not end with an empty assistant turn (``AI:``) must meet two
+    more conditions: there are no words before its first turn, because they may be a task about the transcript, and
+    the assistant has answered at least once.
 
     >>> split_transcript("Human: Hi!\nAI: Hello!\nHuman: When is it due?\nAI:")
     [('user', 'Hi!'), ('assistant', 'Hello!'), ('user', 'When is it due?')]

@@ -23,7 +23,7 @@ from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput
 from rgate_integrations.answering.strategy import Strategy
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, valid_count
 from rgate_integrations.engine.decider import fallback_decision, read_item
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
@@ -67,7 +67,7 @@ class Gateway:
         retriever: Finds the passages. A mapping has one retriever per corpus of the gate; those that the
             decision names are searched, or all if it names none. With None, the gateway only reports
             decisions in headers.
-        k: Maximum number of passages per question.
+        k: Maximum number of passages per question, at least 1.
         answer_first: Whether, and how, the beginning of a streamed answer is judged, too. Its
             ``question_gate`` is ignored: the service's gate judges the question.
         look_first: Whether, and how, the passages of a search are judged, too.
@@ -123,7 +123,7 @@ class Gateway:
         self._searches = {
             name: LimitedSearch(search, k=k, timeout=service.timeout) for name, search in retrievers.items()
         }
-        self._k = k
+        self._k = valid_count(k, "k")
         self._condense = condense
         # The event loop keeps only weak references to tasks: without this set, they could be garbage collected.
         self._logging: set[asyncio.Task[None]] = set()
@@ -139,8 +139,9 @@ class Gateway:
     async def answer(self, request: Request) -> Response:
         """Forward any request, after a decision if it has a question for the LLM.
 
-        With the header ``x-rgate``, a client may switch the decision ``off`` or, except in shadow mode, make it:
-        ``retrieve`` or ``direct``. Other values get status 400.
+        In a POST request, the header ``x-rgate`` overrides the gate. With ``off``, the request is forwarded without a
+        decision; with ``retrieve`` or ``direct``, that is the decision (not in shadow mode). Other values get status
+        400.
         """
         content = await request.body()
         # Only a POST can ask an LLM; lists of models and the like pass unchanged.
@@ -200,7 +201,7 @@ class Gateway:
         return await self.upstream.forward(llm_request.request, content, headers)
 
     async def _route(self, llm_request: LLMRequest) -> RoutedInput:
-        """Decide; retrieve if the queue is full or anything fails."""
+        """Return the question with its decision. That is to retrieve if the queue is full or anything fails."""
         try:
             with self.service.counting(1) as decisions:
                 (routed,) = await arun(GatewayCall(self, llm_request).route())
@@ -230,7 +231,11 @@ class Gateway:
         return fuse_corpora(dict(zip(names, hits, strict=True)), key=passage_id, k=self._k)
 
     async def _search_text(self, llm_request: LLMRequest) -> str:
-        """Return the search query: the upstream's rewriting, or the user's previous turn and the question."""
+        """Return what to search for instead of the question, which may be a follow-up.
+
+        It is the question as the upstream rewrites it, if the gateway asks for that and it succeeds. Otherwise it is
+        the user's previous turn and the question.
+        """
         body = llm_request.condense_body if self._condense else None
         if body is not None:
             try:

@@ -119,7 +119,10 @@ def parse_question(state: object) -> UserTurn | None:
 
 
 def parse_turn(messages: list[Any], index: int) -> UserTurn | None:
-    """Return the question in ``messages[index]`` and the turns before it; None if it has no text by the user."""
+    """Return the question in ``messages[index]`` and the turns before it.
+
+    None if that message is not by the user, or has no text.
+    """
     last = _MESSAGES.validate_python([messages[index]])
     if not last or last[0].role != "user" or not last[0].text.strip():
         return None
@@ -204,7 +207,10 @@ class LLMRequest:
 
     @property
     def condense_body(self) -> bytes | None:
-        """Body of a request to rewrite a follow-up as a search query; None without history or on other routes."""
+        """Body of a chat request to rewrite a follow-up as a search query.
+
+        None if there are no earlier turns, or this is not a chat request.
+        """
         if not self.turn.history or self.field != "messages":
             return None
         conversation = "\n".join([*self.turn.history, f"user: {self.turn.question}"])

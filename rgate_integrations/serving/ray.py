@@ -24,7 +24,7 @@ def gate_dataset(
     batch_size: int = 256,
     **options: Any,
 ) -> Dataset:
-    """Return a Ray data set to which a gate's decisions are added, as `COLUMNS`.
+    """Return a Ray data set with a gate's decisions in additional columns, see `COLUMNS`.
 
     Args:
         dataset: Rows with one question each.

@@ -28,7 +28,8 @@ class LimitedSearch:
     """Searches in its own threads, with a timeout.
 
     A thread cannot be interrupted, so a search that hangs keeps its thread, but there are at most 32 of them. After
-    three timeouts in a row, only one search every ten seconds starts, until one ends in time.
+    three timeouts in a row, only one search every ten seconds starts and the others fail at once, until one ends in
+    time.
 
     Args:
         retriever: The retriever.

@@ -120,7 +120,7 @@ def _check_access(host: str, token: str, allow_origins: Collection[str]) -> None
 
 
 class _TimedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, which limits the wait between requests; this also limits the wait for complete headers."""
+    """uvicorn's HTTP/1.1 protocol, with a limit on the time until the headers of a request are complete."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -156,7 +156,7 @@ class Guard:
       host name resolve to this machine, and so has the same origin;
     - from web pages of other origins, unless allowed: browsers send ``Sec-Fetch-Site`` with every request to this
       machine or over TLS, and ``Origin`` with all but plain GET and HEAD; other clients send neither;
-    - without the token, except to ``/health`` and ``/ready``;
+    - without the token, except GET and HEAD requests to ``/health`` and ``/ready``;
     - whose body has more than 16 MiB, or arrives too slowly.
 
     Args:

@@ -165,6 +165,7 @@ class DecisionService:
 
         Raises:
             QueueFullError: The queue has too few free places.
+            Exception: The gate failed, and its ``on_error`` is ``"raise"``.
         """
         gates = self.gates(llm, name_source)
         # A client may shorten the timeout but not lengthen it, or it could block the queue.

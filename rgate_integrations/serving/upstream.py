@@ -78,9 +78,9 @@ class Upstream:
 
     Args:
         url: Base URL, with or without ``/v1``.
-        key: API key, unless the URL has a login. Without either, requests keep their client's key, if
-            ``keeps_key``.
-        keeps_key: Whether the client's key may be forwarded; false if it is the gateway's own token.
+        key: API key; not needed if the URL contains a login. With either of them, the client's key is not forwarded.
+        keeps_key: Whether the client's key is forwarded if there is neither key nor login. False if clients send
+            the gateway's own token as their key.
 
     Raises:
         ConfigurationError: The URL, the key, or a proxy server from the environment is invalid, or both a key
@@ -103,7 +103,7 @@ class Upstream:
         await self._client.aclose()
 
     async def send(self, request: Request, body: bytes, *, plain: bool = False) -> httpx.Response:
-        """Forward a client's request; the body of the response is not read yet.
+        """Forward a client's request, and return the response, whose body is not read yet.
 
         Args:
             request: The request.
@@ -159,7 +159,9 @@ class Upstream:
     async def forward(
         self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Forward a request; return the response with the gateway's headers, or an error response (400).
+        """Forward a request, and return the upstream's response with the gateway's own headers.
+
+        If the request's target is outside the upstream's URL, the result is an error response with status 400.
 
         Raises:
             httpx.HTTPError: The server cannot be reached, or its response has an invalid status.
@@ -284,7 +286,7 @@ class EventReader:
 def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
     """Remove the headers in ``names``, those that ``Connection`` lists, and those that only the gateway may set.
 
-    These are its own (``x-rgate…``), and those of CORS: it decides which web pages may read an answer.
+    The latter are its own (``x-rgate…``), and those of CORS: the gateway decides which web pages may read an answer.
     """
     named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     for name in list(headers):
@@ -302,5 +304,5 @@ async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
 
 
 def never_blocking(*_: object) -> Any:
-    """Stand in for the blocking form of a step; the gateway is asynchronous only."""
+    """Raise `NotImplementedError`, in place of the blocking form of a step: the gateway is asynchronous only."""
     raise NotImplementedError("The gateway is asynchronous only.")

@@ -115,7 +115,8 @@ class SystemOneRequest(BaseModel):
         """Return the user's question with the turns before it.
 
         Raises:
-            ConfigurationError: The state has no question, or a gate cannot answer one of the typed questions.
+            ConfigurationError: The field ``state`` has no question of the user, or ``questions`` has one that a gate
+                cannot answer.
         """
         for name, question in self.questions.items():
             if not question.is_route and (name, question.type) != ("known", "noul"):
@@ -135,7 +136,10 @@ class SystemOneRequest(BaseModel):
 
 
 class NoulAnswer(BaseModel):
-    """The answer to a noul, which asks for a probability: P(the LLM knows), or 0 or 1 if an override decided."""
+    """The answer to a question of type ``noul``, which asks for a probability.
+
+    ``noul`` is P(the LLM knows), or 0 or 1 if an override decided.
+    """
 
     type: Literal["noul"] = "noul"
     noul: float
@@ -144,8 +148,9 @@ class NoulAnswer(BaseModel):
 class ChoiceAnswer(BaseModel):
     """Whether to retrieve.
 
-    ``probabilities`` has P(known) for ``direct`` and the rest for ``retrieve``, or 0 and 1 if an override decides;
-    ``confidence`` is the probability of ``choice``, which can be below 0.5 if the threshold is not 0.5.
+    ``probabilities`` has P(known) for ``direct`` and the rest for ``retrieve``. If an override decides, it has 1 for
+    the choice and 0 for the other. ``confidence`` is the probability of the choice, and can be below 0.5 if the
+    threshold is not 0.5.
     """
 
     type: Literal["choice"] = "choice"
@@ -198,7 +203,7 @@ def problem(
 
 
 def one_line(text: str) -> str:
-    """Return at most 300 characters of a text as one line of printable ASCII, for a header; others become ``?``."""
+    """Return a text for a header: one line of at most 300 characters, with ``?`` for all but printable ASCII."""
     # A line break would let a client forge the next header.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
     return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
