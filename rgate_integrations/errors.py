@@ -41,7 +41,7 @@ class EvidenceError(RGateError):
 
 
 class NoAnswerError(EvidenceError):
-    """An LLM wrote nothing, only thoughts, a refusal, or a tool call instead of an answer."""
+    """An LLM gave no answer: it wrote nothing or only thoughts, refused, or called a tool."""
 
 
 class ScoreError(RGateError):
@@ -49,7 +49,7 @@ class ScoreError(RGateError):
 
 
 class ServerError(RGateError, ConnectionError):
-    """A server cannot be used: it is unreachable, late or busy, rejects the request, or answers invalidly."""
+    """A server cannot be used: it is unreachable, late or busy, rejects the key or model, or answers invalidly."""
 
 
 class DecisionTimeoutError(RGateError, TimeoutError):

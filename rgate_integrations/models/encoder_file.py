@@ -231,7 +231,7 @@ def sentencepiece_model(tokenizer: Mapping[str, Any]) -> bytes:
 
 
 def _message(fields: Mapping[int, Any]) -> bytes:
-    """Return a Protocol Buffers message; each field, by number, is bytes or an integer."""
+    """Return a Protocol Buffers message. ``fields`` has the value of each field, bytes or an integer, by number."""
     out = bytearray()
     for number, value in fields.items():
         # The lowest three bits of a key are the wire type: 0 is a varint, 2 is bytes.

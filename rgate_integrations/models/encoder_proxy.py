@@ -39,7 +39,7 @@ class EncoderProxy(HasStates):
 
     @property
     def fingerprint(self) -> str:
-        """A hash that identifies the weights and the adapted layers."""
+        """Text that identifies the weights and the adapted layers: a hash of each, joined by a hyphen."""
         return f"{FINGERPRINT}-{adapter_digest()}"
 
     @property

@@ -117,7 +117,9 @@ class PromptEncoder(TextEncoder):
         return encoded
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Render a conversation and tokenize it, without a limit; the model continues a final assistant turn.
+        """Return the token ids of a conversation, rendered with the chat template and not truncated.
+
+        If the last turn is the assistant's, it stays open, and the model continues it.
 
         Args:
             messages: The turns, each with ``role`` and ``content``.

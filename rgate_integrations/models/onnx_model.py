@@ -75,7 +75,7 @@ class OnnxSession:
 
 
 class OnnxModel(ABC):
-    """A model on ONNX Runtime in int8. Thread-safe.
+    """Base class of models in int8 on ONNX Runtime. Thread-safe.
 
     Results for a text do not depend on its batch or the number of threads: activations are quantised per token,
     matrices of integers are multiplied, and attention never crosses texts.
@@ -194,9 +194,9 @@ def pack_texts(
         filler: The index that ``rows`` has after the end of a text; the graph must ignore what it reads there.
 
     Returns:
-        Three values: each token's position in its text; the graph's inputs ``rows``, the index of each token by text
-        and position, and ``tokens``, the flat indices of ``rows`` without filler; and the index at which each text
-        but the first begins.
+        Three values. First, each token's position in its text. Second, two inputs of the graph: ``rows``, shape
+        (texts, longest text), has the index of each token; ``tokens`` has the positions in the flattened ``rows``
+        that are not filler. Third, the index at which each text but the first begins.
     """
     lengths = np.array(list(map(len, texts)))
     begins = lengths.cumsum() - lengths
