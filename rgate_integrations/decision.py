@@ -222,7 +222,7 @@ class Failure(Frozen):
 
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:
-        """Return the failure that describes an exception; never raises."""
+        """Return the failure that describes an exception, even one whose ``__str__`` fails."""
         name = type(error).__name__
         # Other libraries' errors may have a message or hint of any type, or fail in __str__.
         message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
@@ -234,7 +234,7 @@ class Failure(Frozen):
 
 
 class PartialAnswerInfo(Frozen):
-    """How much of the LLM's answer was held back until answer first had judged it, and times in milliseconds.
+    """With answer first, how much of the LLM's answer was held back to be judged, and how long it took, in ms.
 
     Attributes:
         tokens_held: Tokens of the answer held back until the decision; 0 if the LLM was not asked before.
@@ -324,7 +324,7 @@ class Request:
 
     @classmethod
     def coerce(cls, question: str | Request, **fields: Unpack[RequestFields]) -> Request:
-        """Return a question as a request with these fields, or a request with these fields replaced.
+        """Return a request: a question with these fields, or the given request with these fields replaced.
 
         Raises the errors of `Request`.
         """
@@ -419,7 +419,7 @@ class Decision(Frozen):
     corpora: tuple[Text, ...] = ()
 
     def with_threshold(self, threshold: float) -> Decision:
-        """Return this decision at the caller's threshold; an override, an error or an outcome takes precedence.
+        """Return this decision at another threshold. If an override, an error or an outcome decided, it still does.
 
         Raises:
             ConfigurationError: The threshold is not a finite number of at least 0.

@@ -97,7 +97,7 @@ class ProfileError(RGateError, ValueError):
 
 
 class DataFormatError(RGateError, ValueError):
-    """A data file is unreadable, empty or invalid, or has too few records."""
+    """Data, such as a file or list of questions, is unreadable, empty or invalid, or has too few records."""
 
 
 def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:

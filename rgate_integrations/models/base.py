@@ -86,7 +86,7 @@ class Proxy(ABC):
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text (roughly, on a server), or None if it already fits."""
+        """Return a text cut to its first ``tokens`` tokens (roughly, on a server), or None if it has no more."""
 
 
 class LanguageModel(Proxy):

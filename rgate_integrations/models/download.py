@@ -207,7 +207,7 @@ def _make_folder(item: Entry, fetched: Path, staging: Path) -> Path:
 
 
 def _write_manifest(item: Entry, folder: Path) -> None:
-    """Write a folder's manifest: the licence, and what `cached_path` compares. Make all other files readable to all."""
+    """Write a folder's manifest: the licence, and what `cached_path` compares. Let everyone read the other files."""
     sizes = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -218,7 +218,7 @@ def _write_manifest(item: Entry, folder: Path) -> None:
 
 
 def _revision(item: Entry) -> str:
-    """Return a hash of the shipped adapter if the entry is the encoder, which contains it; otherwise empty."""
+    """Return a hash of the shipped adapter for the encoder, whose weights include it; empty for other entries."""
     return adapter_digest() if item.kind == "encoder" else ""
 
 

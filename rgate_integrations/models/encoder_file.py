@@ -60,7 +60,7 @@ _PARTS = {
 
 
 def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
-    """Write the weights and the SentencePiece model into a folder.
+    """Write the files of an `Encoder`, its weights and its SentencePiece model, into a folder.
 
     Args:
         source: A folder that contains, at any depth, ``tokenizer.json`` and either the Hub's ``model.safetensors`` or

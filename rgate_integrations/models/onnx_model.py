@@ -29,13 +29,13 @@ _loading = ForkSafeLock()  # one of several concurrent callers loads the model f
 
 
 class OnnxSession:
-    """A graph and its weights, ready to run. Safe for threads and forks.
+    """An ONNX graph with its weights, ready to run. Safe for threads and forks.
 
-    A forked child opens its own session on first use, because another thread of the parent may have been using the
-    parent's session, and its locks would never be released in the child.
+    A forked child opens its own session on first use. If another thread was using the parent's session at the fork,
+    the locks of that session would never be released in the child.
 
     Args:
-        graph: The graph, which names the files of its weights.
+        graph: The content of the graph's file, which names the files of its weights.
         folder: The folder with these files.
 
     Raises:
@@ -187,7 +187,9 @@ class OnnxModel(ABC):
 def pack_texts(
     texts: Sequence[Sequence[int]], filler: int
 ) -> tuple[PositionArray, dict[str, PositionArray], PositionArray]:
-    """Lay out texts one after another, without padding, because only attention needs a row per text.
+    """Return positions and indices for texts whose tokens are laid out one after another, without padding.
+
+    Padding is not needed, because only attention needs a row per text.
 
     Args:
         texts: The token ids of each text.

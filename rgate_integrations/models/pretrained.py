@@ -81,7 +81,7 @@ def load_tokenizer(name: str) -> Any:
 
 @contextmanager
 def _load_errors(name: str) -> Iterator[None]:
-    """Convert errors of transformers to `ModelLoadError`."""
+    """Convert errors of transformers inside the ``with`` block to a `ModelLoadError`."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:

@@ -161,7 +161,7 @@ class Reader(OnnxModel, TextEncoder):
         return self._row(self.ids(self.plain(" ".join(question.split())))[:_MAX_QUESTION], draft)
 
     def encode_segments(self, text: Segmented) -> ReaderRow:
-        """Tokenize a request after the end of its history, and find the range of each of its segments."""
+        """Tokenize a request with the end of its history before it, and find the range of each of its segments."""
         history = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines, parts = [], []
         for line in text.lines:
@@ -267,5 +267,5 @@ class ReaderProxy(HasStates):
         return self.reader.request_states(texts, layers)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
+        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
         return self.reader.truncate(text, tokens)

@@ -20,7 +20,7 @@ _CONTROL = 3  # GGUF's token type for control tokens
 
 
 def make_reader(source: Path, target: Path) -> None:
-    """Write weights and tokenizer into a folder.
+    """Write the files of a `Reader`, its weights and its tokenizer, into a folder.
 
     Args:
         source: SmolLM2-135M-Instruct as a GGUF file, with an embedding in Q8_0.

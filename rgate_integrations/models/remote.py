@@ -175,7 +175,7 @@ class RemoteModel(LanguageModel):
         return [self._score(rests, likeliest, draft.prompt_tokens) for draft, likeliest in completions]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Truncate a text to about ``tokens`` tokens, or return None if it already fits."""
+        """Return a text cut to about ``tokens`` tokens, or None if it has no more."""
         characters = tokens * _CHARACTERS_PER_TOKEN
         return text[:characters] if len(text) > characters else None
 
