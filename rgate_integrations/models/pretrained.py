@@ -138,6 +138,7 @@ def refuse_pickles(where: str) -> None:
         OSError: An index cannot be read.
         ValueError: An index is not JSON.
         KeyError: An index has no ``weight_map``.
+        TypeError, AttributeError: An index has parts of the wrong type.
     """
     folder = Path(where)
     pickles = []

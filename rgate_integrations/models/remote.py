@@ -44,7 +44,7 @@ class RemoteModel(LanguageModel):
 
     ``score`` starts the assistant's turn with the targets' common prefix, and requests one token with the 20 most
     probable alternatives. The targets are compared by their first token after the prefix. A target outside the top 20
-    gets an upper bound: the lowest probability of the 20, or what remains of 1 after all 20, whichever is smaller. If
+    gets an upper bound: the lowest probability of the 20, or 1 minus the sum of all 20, whichever is smaller. If
     none of several targets is among the 20, for example because the model thinks first, scoring fails.
 
     Args:
