@@ -31,7 +31,7 @@ def valid_threshold(threshold: object) -> float:
 
 
 def valid_timeout(timeout: object) -> float | None:
-    """Return a timeout in seconds, at most `threading.TIMEOUT_MAX`; None stays None.
+    """Return a timeout in seconds as a float, lowered to `threading.TIMEOUT_MAX` if it is larger; None stays None.
 
     Raises:
         ConfigurationError: It is neither None nor a number above 0.
@@ -116,8 +116,8 @@ class Draft(Frozen):
         thinking_tokens: How long the LLM thought first: tokens, or words if tokens are not counted; 0 if it did not.
 
     Raises:
-        ValueError: A field is invalid, such as a log-probability above 0, or `logprobs` and `tokens` differ
-            in length.
+        ValueError: A field is invalid, such as a log-probability above 0, or `logprobs` differs in length from
+            `tokens` that are not empty.
     """
 
     text: Text
@@ -150,12 +150,12 @@ class Draft(Frozen):
 
     @property
     def non_answer(self) -> str:
-        """What this text is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty for an answer."""
+        """What `text` is if not an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is an answer."""
         return replies.describe_non_answer(self.text)
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the LLM was cut off before its answer began, for example while it was thinking."""
+        """Whether the text is empty because the LLM was cut off before its answer, or only thought."""
         return not self.text and bool(self.thinking_tokens or not (self.finished or self.tokens))
 
     @model_validator(mode="before")
@@ -184,9 +184,10 @@ class Draft(Frozen):
         return self
 
     def head(self, tokens: int) -> Draft:
-        """Return the draft cut to ``tokens`` tokens, or words if it has no tokens; a shorter draft is unchanged.
+        """Return the draft cut to ``tokens`` tokens, or to as many words if it has no tokens.
 
         Each token is also cut to `MAX_TOKEN_CHARACTERS` characters; a text without tokens, to ``tokens`` times that.
+        A draft that is cut is no longer ``finished``; one that is short enough is returned unchanged.
 
         With greedy decoding, a shorter draft is the beginning of a longer one, so one long draft serves all gates.
         """
@@ -221,7 +222,7 @@ class Failure(Frozen):
 
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:
-        """Return the failure that describes an exception; never raises."""
+        """Return the failure that describes an exception, even one whose ``__str__`` fails."""
         name = type(error).__name__
         # Other libraries' errors may have a message or hint of any type, or fail in __str__.
         message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
@@ -233,15 +234,16 @@ class Failure(Frozen):
 
 
 class PartialAnswerInfo(Frozen):
-    """How much of the LLM's answer was held back until answer first had judged it, and times in milliseconds.
+    """With answer first, how much of the LLM's answer was held back to be judged, and how long it took, in ms.
 
     Attributes:
-        tokens_held: Tokens of the answer held back until the decision; 0 if the question alone decided.
+        tokens_held: Tokens of the answer held back until the decision; 0 if the LLM was not asked before.
         tokens_dropped: How many of these were discarded; 0 if the answer continued.
         screening: Time to judge the question before the LLM starts and, with look first, to search; 0 if the
             question was not judged alone.
         judging: Time to judge the tokens held back.
-        first_token: Time from the call until the first of these tokens was passed on; None if none was.
+        first_token: Time from the call until the answer held back was passed on; None if it was discarded, or if
+            the LLM was not asked before the decision.
     """
 
     tokens_held: int = Field(default=0, ge=0)
@@ -273,9 +275,9 @@ class Request:
         question: What the user asks, without surrounding white space.
         history: The earlier turns, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.`` A gate that does not read turns retrieves if there are any.
-        draft: The beginning of an answer to judge, as a `Draft` or as text. If None, and the gate needs a draft, its
-            option ``source`` says who writes one: the ``"proxy"`` model, or the ``"llm"`` given to `load_gate`. With
-            ``"recorded"``, or without that LLM, the decision fails.
+        draft: The beginning of an answer to judge, as a `Draft` or as text. If it is None and the gate needs one, the
+            gate's option ``source`` says who writes it: the ``"proxy"`` model, or the ``"llm"`` given to `load_gate`.
+            With ``"recorded"``, or without that LLM, the decision fails.
         metadata: What the application knows about the request, for rules that are functions.
         threshold: Overrides the gate's threshold, at least 0; None uses the gate's.
         popularity: Popularity of the question's subject, at least 0 on any scale, for gates that use it.
@@ -322,7 +324,7 @@ class Request:
 
     @classmethod
     def coerce(cls, question: str | Request, **fields: Unpack[RequestFields]) -> Request:
-        """Return a question as a request with these fields, or a request with these fields replaced.
+        """Return a request: a question with these fields, or the given request with these fields replaced.
 
         Raises the errors of `Request`.
         """
@@ -389,7 +391,8 @@ class Decision(Frozen):
             is likely to be correct. With corpora, ``"direct"`` or ``"abstain"`` if no corpus covers the question,
             the LLM may not know, and ``when_uncovered`` says so. None otherwise.
         llm: The LLM whose knowledge was judged, and the source of its name; empty if the gate knows no name.
-        p_covered: Probability in [0, 1] that a corpus has something on the question; None without a corpus.
+        p_covered: Probability in [0, 1] that a corpus has something on the question; None without a corpus, or if
+            the question was not compared with it, for example because a rule decided.
         corpus: The first of `corpora` if the decision retrieves and there is one; otherwise None.
         corpora: Names of the corpora to search if the decision retrieves, best first; empty if the gate named
             none.
@@ -416,7 +419,7 @@ class Decision(Frozen):
     corpora: tuple[Text, ...] = ()
 
     def with_threshold(self, threshold: float) -> Decision:
-        """Return this decision at the caller's threshold; an override, an error or an outcome takes precedence.
+        """Return this decision at another threshold. If an override, an error or an outcome decided, it still does.
 
         Raises:
             ConfigurationError: The threshold is not a finite number of at least 0.

@@ -41,7 +41,7 @@ class EvidenceError(RGateError):
 
 
 class NoAnswerError(EvidenceError):
-    """An LLM wrote nothing, only thoughts, a refusal, or a tool call instead of an answer."""
+    """An LLM gave no answer: it wrote nothing or only thoughts, refused, or called a tool."""
 
 
 class ScoreError(RGateError):
@@ -49,7 +49,7 @@ class ScoreError(RGateError):
 
 
 class ServerError(RGateError, ConnectionError):
-    """A server cannot be used: it is unreachable, late or busy, rejects the request, or answers invalidly."""
+    """A server cannot be used: it is unreachable, late or busy, rejects the key or model, or answers invalidly."""
 
 
 class DecisionTimeoutError(RGateError, TimeoutError):
@@ -97,7 +97,7 @@ class ProfileError(RGateError, ValueError):
 
 
 class DataFormatError(RGateError, ValueError):
-    """A data file is unreadable, empty or invalid, or has too few records."""
+    """Data, such as a file or list of questions, is unreadable, empty or invalid, or has too few records."""
 
 
 def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:

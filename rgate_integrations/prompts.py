@@ -48,7 +48,7 @@ class PromptTemplate:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def messages(self, **values: str) -> list[dict[str, str]]:
-        """Return the chat messages, each with ``role`` and ``content``; a non-empty `assistant` is the last one.
+        """Return the chat messages, each with ``role`` and ``content``. If `assistant` is not empty, it is the last.
 
         Values are inserted literally: braces in a question stay braces.
         """
@@ -63,7 +63,7 @@ class PromptTemplate:
         return turns
 
     def text(self, **values: str) -> str:
-        """Return the prompt as plain text, which a model without a chat template continues."""
+        """Return the prompt as plain text, for a model without a chat template or for a `raw` prompt."""
         shots = [f"{user}\n{assistant}" for user, assistant in self.examples]
         last = f"{self.user}\n{self.assistant}" if self.assistant else self.user
         head = [self.system] if self.system else []
@@ -80,7 +80,10 @@ ANSWER = PromptTemplate(
 
 
 def answer_prompt(system: str | None) -> PromptTemplate:
-    """Return `ANSWER` with a direct arm's system message; None keeps that of `ANSWER`, an empty one removes it."""
+    """Return the prompt `ANSWER` with a direct arm's system message instead of its own.
+
+    None keeps the system message of `ANSWER`; an empty text removes it.
+    """
     if system is None or system == ANSWER.system:
         return ANSWER
     return PromptTemplate(name="answer-own", version=1, system=system, user=ANSWER.user)

@@ -42,12 +42,12 @@ class TargetScores:
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """Pooled hidden states of one prompt.
+    """Pooled hidden states of one prompt, and of its draft if there is one.
 
     Attributes:
         states: Shape (requested layers, hidden size), float32.
-        prompt_tokens: Length of the text that was read, in tokens; 0 if nothing was read, because the states had
-            been kept when the draft was generated.
+        prompt_tokens: Number of tokens read; 0 if nothing was read, because the states had been kept when the draft
+            was generated.
     """
 
     states: Float32Array = field(repr=False)
@@ -62,7 +62,7 @@ class RequestStates:
         whole: States of the whole request, shape (requested layers, hidden size), float32.
         segments: States of each segment, shape (segments, requested layers, hidden size); no values if no
             layers were requested for segments.
-        prompt_tokens: Length of the text that was read, in tokens.
+        prompt_tokens: Number of tokens read. If segments are also read alone, their tokens count again.
     """
 
     whole: Float32Array = field(repr=False)
@@ -86,7 +86,7 @@ class Proxy(ABC):
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text (roughly, on a server), or None if it already fits."""
+        """Return a text cut to its first ``tokens`` tokens (roughly, on a server), or None if it has no more."""
 
 
 class LanguageModel(Proxy):
@@ -148,8 +148,8 @@ class HasStates(Proxy):
     """A model whose hidden states can be read.
 
     Attributes:
-        max_batch_size: Maximum number of texts to read in one pass; also the batch size of an engine that is given
-            this model as ``proxy``.
+        max_batch_size: Maximum number of questions per batch of an engine that is given this model as ``proxy``. A
+            `TransformersProxy` also reads or writes at most this many texts in one pass.
     """
 
     max_batch_size: int = 16

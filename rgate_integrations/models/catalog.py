@@ -89,7 +89,10 @@ class Entry:
 
 
 def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Part, ...]:
-    """Return numbered parts, one per checksum; ``{n}`` stands for the number, counting from 1."""
+    """Return the parts of a file that is split over numbered packages, one part per checksum.
+
+    In ``package`` and ``member``, ``{n}`` stands for the number of the part, counting from 1.
+    """
     return tuple(
         Part(f"{package.format(n=n)}=={version}", sha256, member.format(n=n))
         for n, sha256 in enumerate(checksums.split(), start=1)

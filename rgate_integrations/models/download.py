@@ -67,8 +67,8 @@ def cache_dir() -> Path:
 def cached_path(name: str) -> Path | None:
     """Return the cached folder of a catalogue entry; None if it is missing, damaged or outdated.
 
-    Only file sizes are compared, and for the encoder the hash of its adapter (see `_revision`), which costs a few
-    file look-ups; checksums were compared when it was downloaded.
+    This is fast, because it compares only file sizes and, for the encoder, the hash of its adapter (see `_revision`).
+    Checksums were compared when the entry was downloaded.
 
     Raises:
         ConfigurationError: The user has no home folder; see `cache_dir`.
@@ -105,6 +105,7 @@ def fetch_path(name: str, what: str) -> Path:
             the command that downloads it. Or this user may not read it.
         DownloadError: The download failed now, or less than 5 minutes ago.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
+        ConfigurationError: The user has no home folder; see `cache_dir`.
     """
     folder = cached_path(name)
     if folder is not None:
@@ -153,7 +154,7 @@ def download(name: str, *, source: Source | None = None) -> Path:
 
     Raises:
         UnknownNameError: The catalogue has no such entry.
-        ConfigurationError: The source is unknown.
+        ConfigurationError: The source is unknown, or the user has no home folder (see `cache_dir`).
         DownloadError: No network, no disk space, no permission, the source lacks the entry, or a file could
             not be converted; the cache is unchanged.
         ChecksumError: A file does not match its pinned checksum; the cache is unchanged.
@@ -190,7 +191,7 @@ def download(name: str, *, source: Source | None = None) -> Path:
 
 
 def _make_folder(item: Entry, fetched: Path, staging: Path) -> Path:
-    """Make an entry's folder from its fetched files."""
+    """Make an entry's folder from its fetched files, inside ``staging``, and return its path."""
     # The name has the process id, because the converter of a killed process may still be writing.
     folder = staging / f"made-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -206,7 +207,7 @@ def _make_folder(item: Entry, fetched: Path, staging: Path) -> Path:
 
 
 def _write_manifest(item: Entry, folder: Path) -> None:
-    """Write the file with the licence and what `cached_path` compares; make all files readable by everyone."""
+    """Write a folder's manifest: the licence, and what `cached_path` compares. Let everyone read the other files."""
     sizes = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -217,7 +218,7 @@ def _write_manifest(item: Entry, folder: Path) -> None:
 
 
 def _revision(item: Entry) -> str:
-    """Return a hash of the shipped adapter if the entry is the encoder, which contains it; otherwise empty."""
+    """Return a hash of the shipped adapter for the encoder, whose weights include it; empty for other entries."""
     return adapter_digest() if item.kind == "encoder" else ""
 
 
@@ -237,7 +238,8 @@ def corpus_path(name: str) -> Path:
 
     Raises:
         UnknownNameError: The catalogue has no corpus of that name.
-        DownloadError: It is missing, and could not or must not be downloaded; see `fetch_path`.
+        DownloadError: It is missing, and could not or must not be downloaded; see `fetch_path`. Or this user may not
+            read it.
     """
     entry(name, "corpus")
     try:
@@ -247,14 +249,15 @@ def corpus_path(name: str) -> Path:
 
 
 def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
-    """Turn a model argument into a folder or Hub id, downloading a missing catalogue entry.
+    """Return the folder or Hub id that a model argument stands for. A missing catalogue entry is downloaded first.
 
     Args:
         name: Catalogue name (not the reader's or a corpus's), local folder, or Hub id (``owner/name``).
         kind: What to call it in errors.
 
     Raises:
-        ModelLoadError: The catalogue entry is missing and may not be downloaded, or the path is not a folder.
+        ModelLoadError: The catalogue entry is missing and may not be downloaded, this user may not read it, or the
+            path is not a folder.
         DownloadError: The catalogue entry could not be downloaded; see `fetch_path`.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.

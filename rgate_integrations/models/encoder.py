@@ -148,11 +148,11 @@ class Encoder(OnnxModel):
         return list(self._tokens.encode(encodable(text)))
 
     def log_frequency(self, word: str) -> float:
-        """Return the natural log of a word's share of the words in a hundred languages, estimated from its tokens."""
+        """Return the natural log of a word's frequency in texts in a hundred languages, estimated from its tokens."""
         return float(sum(map(self._tokens.get_score, self.ids(word))))
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
+        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
         _, ends = self._tokenize(text)
         return text[: ends[tokens - 1]] if len(ends) > tokens else None
 

@@ -60,7 +60,7 @@ _PARTS = {
 
 
 def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
-    """Write the weights and the SentencePiece model into a folder.
+    """Write the files of an `Encoder`, its weights and its SentencePiece model, into a folder.
 
     Args:
         source: A folder that contains, at any depth, ``tokenizer.json`` and either the Hub's ``model.safetensors`` or
@@ -231,7 +231,7 @@ def sentencepiece_model(tokenizer: Mapping[str, Any]) -> bytes:
 
 
 def _message(fields: Mapping[int, Any]) -> bytes:
-    """Return a Protocol Buffers message; each field, by number, is bytes or an integer."""
+    """Return a Protocol Buffers message. ``fields`` has the value of each field, bytes or an integer, by number."""
     out = bytearray()
     for number, value in fields.items():
         # The lowest three bits of a key are the wire type: 0 is a varint, 2 is bytes.

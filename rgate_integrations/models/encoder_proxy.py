@@ -39,7 +39,7 @@ class EncoderProxy(HasStates):
 
     @property
     def fingerprint(self) -> str:
-        """A hash that identifies the weights and the adapted layers."""
+        """Text that identifies the weights and the adapted layers: a hash of each, joined by a hyphen."""
         return f"{FINGERPRINT}-{adapter_digest()}"
 
     @property
@@ -112,7 +112,7 @@ class EncoderProxy(HasStates):
         return history + request, [(len(history) + begin, len(history) + end) for begin, end in every]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
+        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
         return self.encoder.truncate(text, tokens)
 
 

@@ -74,7 +74,7 @@ class TextEncoder:
         return list(self.tokenize(text).ids)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
+        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
         offsets = self.tokenize(text).offsets
         return text[: offsets[tokens - 1][1]] if len(offsets) > tokens else None
 
@@ -117,7 +117,9 @@ class PromptEncoder(TextEncoder):
         return encoded
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Render a conversation and tokenize it, without a limit; the model continues a final assistant turn.
+        """Return the token ids of a conversation, rendered with the chat template and not truncated.
+
+        If the last turn is the assistant's, it stays open, and the model continues it.
 
         Args:
             messages: The turns, each with ``role`` and ``content``.
@@ -148,7 +150,10 @@ class PromptEncoder(TextEncoder):
         return list(row.ids), ids
 
     def continuation(self, encoded: EncodedPrompt, text: str) -> list[int]:
-        """Tokenize a text that continues a prompt, after a space if the prompt ends without white space."""
+        """Return the token ids of a text that continues a prompt.
+
+        If the prompt does not end in white space, a space is put before the text.
+        """
         return self.ids(f" {text}" if encoded.open_ended else text)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:

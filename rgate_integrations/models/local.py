@@ -92,7 +92,7 @@ class TransformersProxy(LanguageModel, HasStates):
     model raise the errors of `runner`, and a `ModelLoadError` for an adapter that does not fit.
 
     One caller at a time uses the model, for one batch or for one token of a streamed answer. A forked child keeps the
-    parent's weights if the model was idle, and otherwise loads the model again.
+    parent's weights if the model was idle at the fork, and otherwise loads the model again.
 
     Args:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
@@ -202,7 +202,7 @@ class TransformersProxy(LanguageModel, HasStates):
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it already fits. Loads the model."""
+        """Return a text cut to its first ``tokens`` tokens, or None if it has no more. Loads the model."""
         return self.encoder.truncate(text, tokens)
 
     # --- the model -------------------------------------------------------------------------------------------
@@ -221,7 +221,8 @@ class TransformersProxy(LanguageModel, HasStates):
     def runner(self) -> ModelRunner:
         """The runner with the model (``proxy.runner.model``), for inspection; loads the model.
 
-        Once the model is loaded, this property does not take the lock, so do not run the model from several threads.
+        Once the model is loaded, this property does not take the model's lock. So do not run the model yourself while
+        another thread uses this proxy.
 
         Raises:
             ModelLoadError: The name has no causal language model that can be loaded, or a missing catalogue
@@ -244,7 +245,7 @@ class TransformersProxy(LanguageModel, HasStates):
 
     @contextmanager
     def _locked_runner(self) -> Iterator[ModelRunner]:
-        """Hold the model, which is loaded first if necessary."""
+        """Hold the model inside the ``with`` block, and yield its runner. The model is loaded first if necessary."""
         with needs_extra("local"):  # first, because without torch a download would be useless
             from rgate_integrations.models.model_runner import ModelRunner
         # Download before taking the lock, because the end of the process waits for its holder.
@@ -262,7 +263,10 @@ class TransformersProxy(LanguageModel, HasStates):
 
     @contextmanager
     def using(self, adapter: str | None = None) -> Iterator[ModelRunner]:
-        """Hold the model in the ``with`` block, with ``adapter`` switched on, or none for None. Yields its runner."""
+        """Hold the model inside the ``with`` block, and yield its runner.
+
+        ``adapter`` is switched on; None means the base model, without an adapter.
+        """
         with self._locked_runner() as runner:
             import torch
 
@@ -312,6 +316,9 @@ class TransformersProxy(LanguageModel, HasStates):
             rows: The rows.
             extra: Number of tokens to be added to each row.
             adapter: The adapter to use.
+
+        Raises:
+            torch.OutOfMemoryError: Even a single row does not fit into memory.
         """
         import torch
 
@@ -337,8 +344,8 @@ class TransformersProxy(LanguageModel, HasStates):
 def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:
     """Group items of similar length, longest first, so that little time is spent on padding.
 
-    A long item shares no batch with one of less than half its length: with padding, fifteen short questions in a long
-    one's batch would take as long as fifteen long ones. All items of up to 128 tokens count as equally long.
+    If the longest item of a batch has more than 128 tokens, no item of the batch has less than half its length. With
+    padding, fifteen short questions in the batch of a long one would take as long as fifteen long ones.
 
     Args:
         lengths: Length of each item in tokens.
@@ -369,6 +376,10 @@ def shared_proxy(
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> TransformersProxy:
-    """Return the process-wide proxy for a model, device and dtype; its weights are in memory only once."""
+    """Return the process-wide proxy for a model, device and dtype; its weights are in memory only once.
+
+    Raises:
+        ConfigurationError: The dtype is unknown.
+    """
     # `setdefault` is atomic, so two concurrent callers get the same proxy.
     return _shared.setdefault((model, device, dtype), TransformersProxy(model, device=device, dtype=dtype))

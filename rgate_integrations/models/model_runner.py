@@ -126,13 +126,16 @@ class ModelRunner:
         *,
         states: bool = False,
     ) -> Iterator[NextTokens]:
-        """Yield the next token of each prompt, lazily and without end.
+        """Continue prompts by one token per step: each step yields the next token of every prompt, without end.
 
         Args:
             prompts: Token ids.
             temperature: 0 is greedy.
             seeds: Seeds for sampling, one per prompt.
             states: Whether to return hidden states.
+
+        Raises:
+            RuntimeError: The process is exiting.
         """
         ids, mask = pad_left(prompts, self.encoder.tokenizer.pad_token_id, self.model.device)
         generators = [torch.Generator(ids.device).manual_seed(seed) for seed in seeds]

@@ -29,13 +29,13 @@ _loading = ForkSafeLock()  # one of several concurrent callers loads the model f
 
 
 class OnnxSession:
-    """A graph and its weights, ready to run. Safe for threads and forks.
+    """An ONNX graph with its weights, ready to run. Safe for threads and forks.
 
-    A forked child opens its own session on first use, because another thread of the parent may have been using the
-    parent's session, and its locks would never be released in the child.
+    A forked child opens its own session on first use. If another thread was using the parent's session at the fork,
+    the locks of that session would never be released in the child.
 
     Args:
-        graph: The graph, which names the files of its weights.
+        graph: The content of the graph's file, which names the files of its weights.
         folder: The folder with these files.
 
     Raises:
@@ -75,7 +75,7 @@ class OnnxSession:
 
 
 class OnnxModel(ABC):
-    """A model on ONNX Runtime in int8. Thread-safe.
+    """Base class of models in int8 on ONNX Runtime. Thread-safe.
 
     Results for a text do not depend on its batch or the number of threads: activations are quantised per token,
     matrices of integers are multiplied, and attention never crosses texts.
@@ -187,16 +187,18 @@ class OnnxModel(ABC):
 def pack_texts(
     texts: Sequence[Sequence[int]], filler: int
 ) -> tuple[PositionArray, dict[str, PositionArray], PositionArray]:
-    """Lay out texts one after another, without padding, because only attention needs a row per text.
+    """Return positions and indices for texts whose tokens are laid out one after another, without padding.
+
+    Padding is not needed, because only attention needs a row per text.
 
     Args:
         texts: The token ids of each text.
         filler: The index that ``rows`` has after the end of a text; the graph must ignore what it reads there.
 
     Returns:
-        Three values: each token's position in its text; the graph's inputs ``rows``, the index of each token by text
-        and position, and ``tokens``, the flat indices of ``rows`` without filler; and the index at which each text
-        but the first begins.
+        Three values. First, each token's position in its text. Second, two inputs of the graph: ``rows``, shape
+        (texts, longest text), has the index of each token; ``tokens`` has the positions in the flattened ``rows``
+        that are not filler. Third, the index at which each text but the first begins.
     """
     lengths = np.array(list(map(len, texts)))
     begins = lengths.cumsum() - lengths

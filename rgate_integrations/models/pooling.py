@@ -53,7 +53,7 @@ def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
 
 
 def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
-    """Return every second layer in the middle, where linear probes work best (see docs/benchmarks/gate_quality.md).
+    """Return every second layer from the middle of a model, where linear probes work best.
 
     Args:
         layers: The model's number of layers.

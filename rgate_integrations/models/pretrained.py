@@ -1,7 +1,7 @@
 """Loads models, tokenizers and LoRA adapters with transformers. Never runs their code or reads pickles.
 
-The options used here make transformers refuse code and most pickles, as sentence-transformers does since
-version 6. `refuse_pickles`, and for adapters `load_adapter`, reject the pickles that would still be read.
+The options used here make transformers refuse code and most pickles. `refuse_pickles`, and for adapters
+`load_adapter`, reject the pickles that would still be read.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def load_tokenizer(name: str) -> Any:
 
 @contextmanager
 def _load_errors(name: str) -> Iterator[None]:
-    """Convert errors of transformers to `ModelLoadError`."""
+    """Convert errors of transformers inside the ``with`` block to a `ModelLoadError`."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
@@ -128,14 +128,17 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
 
 
 def refuse_pickles(where: str) -> None:
-    """Raise an error if a folder has pickled weights that no safetensors file replaces, or that an index names.
+    """Raise an error if loading a model from a folder could read pickled weights.
 
-    A Hub id passes, because the loaders only take safetensors from there.
+    That is so if the folder has pickled weights without a safetensors file beside them, or if an index of safetensors
+    names a file of another type. A Hub id passes, because the loaders take only safetensors from there.
 
     Raises:
-        ModelLoadError: The folder contains such weights.
+        ModelLoadError: Pickled weights could be read.
+        OSError: An index cannot be read.
         ValueError: An index is not JSON.
         KeyError: An index has no ``weight_map``.
+        TypeError, AttributeError: An index has parts of the wrong type.
     """
     folder = Path(where)
     pickles = []

@@ -40,7 +40,7 @@ def language_model(proxy: Proxy) -> LanguageModel:
     """Return the proxy itself if it generates and scores text; for a `ReaderProxy`, the whole default model.
 
     Raises:
-        EvidenceError: The proxy is not a `LanguageModel`.
+        EvidenceError: The proxy is another model that cannot generate and score text.
     """
     if isinstance(proxy, ReaderProxy):
         return local.shared_proxy(proxy.name)
@@ -67,7 +67,7 @@ def state_reader(
         draft: The draft that continues the prompt, if any.
 
     Raises:
-        EvidenceError: The model gives no hidden states.
+        EvidenceError: The proxy has no hidden states.
     """
     if isinstance(proxy, ReaderProxy):
         is_own_draft = draft is not None and not isinstance(draft_tokens_or_text(draft, proxy.name), str)
@@ -106,7 +106,7 @@ def read_states(
         layers: The states to read.
 
     Raises:
-        EvidenceError: The model gives no hidden states.
+        EvidenceError: States must be read, and the proxy has none.
     """
     if drafts is None:
         return state_reader(proxy, prompt, layers).hidden(prompt, values, None, layers)

@@ -63,7 +63,7 @@ class ReaderRow(NamedTuple):
         ids: Tokens of history, question, the rest of the prompt, and the answer.
         question: Number of tokens of history and question.
         prompt: Number of tokens before the answer, not counting `PREFIX_TOKENS`.
-        segments: Start and end of each segment of the question, in tokens.
+        segments: Start and end of each segment of the question, as positions in ``ids``.
     """
 
     ids: tuple[int, ...]
@@ -101,7 +101,7 @@ class Reader(OnnxModel, TextEncoder):
         Args:
             questions: The questions.
             drafts: The beginnings of the answers, one per question, as text or as the model's own tokens; or None.
-            layers: The states to return, of those that `can_read` allows.
+            layers: The states to return; only those for which `can_read` returns True.
         """
         rows = _drop_unread(list(map(self.encode, questions, drafts or [""] * len(questions))), layers)
         return [
@@ -161,7 +161,7 @@ class Reader(OnnxModel, TextEncoder):
         return self._row(self.ids(self.plain(" ".join(question.split())))[:_MAX_QUESTION], draft)
 
     def encode_segments(self, text: Segmented) -> ReaderRow:
-        """Tokenize a request after the end of its history, and find the range of each of its segments."""
+        """Tokenize a request with the end of its history before it, and find the range of each of its segments."""
         history = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines, parts = [], []
         for line in text.lines:
@@ -191,7 +191,7 @@ class Reader(OnnxModel, TextEncoder):
 
 
 def _drop_unread(rows: list[ReaderRow], layers: Sequence[PooledLayer]) -> list[ReaderRow]:
-    """Return rows without what follows the question if only questions are pooled, whose states it does not change."""
+    """Return rows cut after the question if only questions are pooled: later tokens do not change their states."""
     if any(span != "question" for _, span, _ in layers):
         return rows
     shorter = []
@@ -250,16 +250,22 @@ class ReaderProxy(HasStates):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Return pooled hidden states that `can_read` allows; see `HasStates.hidden`."""
+        """Return pooled hidden states; see `HasStates.hidden`.
+
+        Use it only for a prompt and layers for which `can_read` returns True: this is not checked here.
+        """
         texts = [draft_tokens_or_text(draft, DEFAULT_MODEL) for draft in drafts or ()]
         return self.reader.hidden([fields["question"] for fields in values], texts, layers)
 
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
-        """Return pooled hidden states that `can_read` allows, from a single pass; see `HasStates.request_states`."""
+        """Return pooled hidden states of requests, from a single pass; see `HasStates.request_states`.
+
+        Use it only for a prompt and layers for which `can_read` returns True: this is not checked here.
+        """
         return self.reader.request_states(texts, layers)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
+        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
         return self.reader.truncate(text, tokens)

@@ -20,7 +20,7 @@ _CONTROL = 3  # GGUF's token type for control tokens
 
 
 def make_reader(source: Path, target: Path) -> None:
-    """Write weights and tokenizer into a folder.
+    """Write the files of a `Reader`, its weights and its tokenizer, into a folder.
 
     Args:
         source: SmolLM2-135M-Instruct as a GGUF file, with an embedding in Q8_0.
@@ -45,9 +45,9 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> No
 def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Return the graph's weights by name, in the order of the file.
 
-    A linear map has int8 weights of shape (inputs, outputs), with one scale per output. Before they are quantised,
-    outliers of the activations are moved into them (SmoothQuant, arXiv 2211.10438): a map's inputs are divided by the
-    factors in ``smoothing.npz``, which has one row per layer, and its weights are multiplied by them.
+    A linear map has int8 weights of shape (inputs, outputs), with one scale per output. Before the weights are
+    quantised, they take over outliers of the activations (SmoothQuant, arXiv 2211.10438): a map's inputs are divided
+    by the factors in ``smoothing.npz``, which has one row per layer, and its weights are multiplied by these factors.
 
     Args:
         file: An open GGUF file.
@@ -113,7 +113,11 @@ def quantise(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
 
 
 def _unpermuted(weight: Float32Array, heads: int) -> Float32Array:
-    """Undo GGUF's row order of queries and keys: its rotary embedding pairs neighbours, the graph's pairs halves."""
+    """Return the weights of queries or keys with their rows in the graph's order.
+
+    Rotary embeddings turn pairs of rows. In a GGUF file, the two rows of a pair are neighbours. For the graph, one is
+    in the first half of its attention head, and the other in the second.
+    """
     return weight.reshape(heads, HEAD_SIZE // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
 
 

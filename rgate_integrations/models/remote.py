@@ -44,7 +44,7 @@ class RemoteModel(LanguageModel):
 
     ``score`` starts the assistant's turn with the targets' common prefix, and requests one token with the 20 most
     probable alternatives. The targets are compared by their first token after the prefix. A target outside the top 20
-    gets an upper bound: the lowest probability of the 20, or what remains of 1 after all 20, whichever is smaller. If
+    gets an upper bound: the lowest probability of the 20, or 1 minus the sum of all 20, whichever is smaller. If
     none of several targets is among the 20, for example because the model thinks first, scoring fails.
 
     Args:
@@ -130,7 +130,7 @@ class RemoteModel(LanguageModel):
     ) -> list[tuple[Draft, ...]]:
         """Sample continuations; see `LanguageModel.sample`. The server may ignore the seed.
 
-        The errors are those of `generate`.
+        Raises the errors of `generate`.
         """
         requests = [
             self._request(
@@ -175,7 +175,7 @@ class RemoteModel(LanguageModel):
         return [self._score(rests, likeliest, draft.prompt_tokens) for draft, likeliest in completions]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Truncate a text to about ``tokens`` tokens, or return None if it already fits."""
+        """Return a text cut to about ``tokens`` tokens, or None if it has no more."""
         characters = tokens * _CHARACTERS_PER_TOKEN
         return text[:characters] if len(text) > characters else None
 
@@ -186,10 +186,15 @@ class RemoteModel(LanguageModel):
         return [draft.head(tokens) for draft, _ in self._ask(requests, needs_logprobs=False)]
 
     def _score(self, rests: Sequence[str], logprobs: Mapping[str, float], prompt_tokens: int) -> TargetScores:
-        """Return the scores of one prompt's targets, whose texts after the common prefix are ``rests``.
+        """Return the scores of one prompt's targets.
+
+        Args:
+            rests: The targets' texts after their common prefix.
+            logprobs: The most probable next tokens, each with its log-probability.
+            prompt_tokens: Length of the prompt in tokens.
 
         Raises:
-            EvidenceError: ``logprobs``, the top tokens, are empty, or contain none of several targets.
+            EvidenceError: ``logprobs`` is empty, or there are several targets and it contains none of them.
         """
         if not logprobs:
             raise EvidenceError(
@@ -223,7 +228,7 @@ class RemoteModel(LanguageModel):
         adapter: str | None = None,
         prefix: str = "",
     ) -> _Request:
-        """Return path and body of the request for one prompt. ``prefix`` is already written of the answer."""
+        """Return path and body of the request for one prompt. The LLM's answer continues ``prefix``."""
         # A server interprets the text of control tokens, so a question must not contain any.
         clean = {name: strip_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
@@ -250,6 +255,7 @@ class RemoteModel(LanguageModel):
                 useless.
             EvidenceError: All requests failed, the first because the server refused it; or only some failed.
                 The gate then computes the evidence again for each question alone.
+            ConfigurationError: The environment's proxy settings cannot be used.
         """
         outcomes = run_requests(self._ask_all(requests, needs_logprobs))
         completions = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
@@ -282,7 +288,10 @@ class RemoteModel(LanguageModel):
         body: dict[str, Any],
         needs_logprobs: bool,
     ) -> Completion:
-        """Send a request, repeated as in `ServerHabits.complete` unless it is for a score."""
+        """Send a request, and return its completion.
+
+        A request for text may be repeated with more tokens; see `ServerHabits.complete`. One for scores is not.
+        """
         async with slots:
             # A score only needs the first token, so it never waits for thoughts.
             if needs_logprobs:
@@ -309,7 +318,8 @@ class RemoteModel(LanguageModel):
         """Send a request without the fields that the server refuses, and record these fields.
 
         Raises:
-            EvidenceError: The server refuses something else, or the log-probabilities that are needed.
+            EvidenceError: The server refuses something else, or log-probabilities although they are needed.
+            ServerError: See `_post`.
         """
         refused = list(self.habits.refused)
         without = [name for name in refused if name != "logprobs" or not needs_logprobs]

@@ -72,9 +72,10 @@ class RequestOptions:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Values that identify these options, without ``thinking_tokens``, defaults, and the server's address.
+        """Values that identify these options, by name.
 
-        The extra fields are hashed, because one may be a secret.
+        Defaults, ``thinking_tokens`` and the server's address are left out. The extra fields are hashed, because one
+        may be a secret.
         """
         # A server may move without its answers changing.
         extra = {name: value for name, value in self.extra.items() if name != "base_url"}
@@ -142,11 +143,13 @@ class ServerHabits:
     def complete(self, ask: Callable[[bool, bool], Step]) -> Flow[Draft]:
         """Return an answer. If the LLM may have been cut off while thinking, repeat the request with more tokens.
 
-        If ``thinking_tokens`` is 0, the request is never repeated.
+        An LLM that is known to think gets the additional tokens at once. If ``thinking_tokens`` is 0, the request is
+        never repeated.
 
         Args:
-            ask: Function that returns the step of one request. It takes two flags: whether to add tokens for
-                thoughts, and whether the answer is required (if not and the request fails, the first answer is kept).
+            ask: Function that returns a step, which sends one request. It takes two flags: whether to add tokens for
+                thoughts, and whether the request must succeed. If the second request fails but need not succeed, the
+                first answer is kept.
         """
         longer = bool(self.thinks)
         draft: Draft = yield ask(longer, True)

