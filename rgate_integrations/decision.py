@@ -224,8 +224,10 @@ class Failure(Frozen):
     def from_error(cls, error: BaseException) -> Failure:
         """Return the failure that describes an exception, even one whose ``__str__`` fails."""
         name = type(error).__name__
-        # Other libraries' errors may have a message or hint of any type, or fail in __str__.
-        message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
+        # Other libraries' errors may have a message or hint of any type, or fail in a property or in __str__.
+        message = hint = None
+        with suppress(Exception):
+            message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
         if not (isinstance(message, str) and message):
             message = ""
             with suppress(Exception):

@@ -53,6 +53,12 @@ class SpeechlessError(Exception):
         raise RuntimeError
 
 
+class ShyError(Exception):
+    @property
+    def message(self):
+        raise RuntimeError
+
+
 def with_parts(error, message, hint):
     """Errors of others may have parts of any type."""
     error.message, error.hint = message, hint
@@ -67,6 +73,7 @@ def with_parts(error, message, hint):
         (KeyError(), ("KeyError", "KeyError", "")),  # an exception without words
         (with_parts(ValueError("bad"), {"code": 7}, None), ("ValueError", "bad", "")),
         (SpeechlessError(), ("SpeechlessError", "SpeechlessError", "")),
+        (ShyError("bad"), ("ShyError", "bad", "")),
     ],
 )
 def test_a_failure_tells_the_message_and_the_hint_of_any_error_apart(error, parts):
