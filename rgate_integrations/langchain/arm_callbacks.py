@@ -77,11 +77,11 @@ class GenerationCancelled(asyncio.CancelledError):
 
 @contextmanager
 def inherited_config(config: RunnableConfig | None) -> Iterator[None]:
-    """Set the config that runnables in the ``with`` block inherit, instead of the router's with all its handlers.
+    """Set the config that runnables in the ``with`` block inherit; otherwise they inherit the router's config.
 
     A binding, such as that of ``with_config`` or ``with_retry``, merges the callbacks that it inherits into those of
-    its call, so the listeners would get events of the arm again. Hooks that are tracers are unset, because the arm's
-    callbacks contain them, wrapped.
+    its call. With the router's config, the listeners would get the arm's events at once. Hooks that are tracers are
+    unset, because the arm's callbacks contain them, wrapped.
     """
     unset: dict[ContextVar[Any], Any] = {
         hook: None for hook, *_ in _configure_hooks if isinstance(hook.get(), BaseTracer)

@@ -1,4 +1,4 @@
-"""What the config of a call says to gates: a threshold, or a decision to reuse; and the event with a decision.
+"""Reads the threshold or decision that a call's config has for a gate, writes such decisions, and emits events.
 
 A router *binds* its decision to the config of the arm that it runs, where the same gate inside the arm finds it.
 """

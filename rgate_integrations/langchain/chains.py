@@ -58,7 +58,8 @@ def gated_rag(
             default asks for one or two sentences.
         gate: A `RetrievalGate`, or a ``gate`` argument for one; the default gate when None.
         answer_first: Judge the first tokens of the LLM's answer; see `RetrievalGate.route`.
-        look_first: Read passages only if they help; see `RetrievalGate.route`.
+        look_first: Search for every question, and let the LLM read the passages if they help; see
+            `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
 
     Raises:

@@ -82,8 +82,8 @@ def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
     """Return a copy of an arm whose last model with an unset field ``logprobs`` requests log-probabilities.
 
-    None if it has no such model, or if several steps of a `RunnableParallel` have one. Searches only chains,
-    bindings and parallel steps.
+    None if no such model is found. Only chains, bindings and parallel steps are searched. A `RunnableParallel` with
+    such models in several of its steps is skipped, because it is not clear which of them answers.
     """
     if isinstance(arm, BaseChatModel):
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
@@ -126,7 +126,7 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any], around: Sequ
     Args:
         arm: The arm.
         options: What ``bind`` has bound to the arm, which may name another model.
-        around: The functions that contain the arm, which may call themselves.
+        around: The runnables that contain the arm; see `parts_of`.
     """
     if isinstance(arm, RunnableBindingBase):
         return _llm_names(arm.bound, {**arm.kwargs, **options}, around)

@@ -83,7 +83,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     Raises:
         ConfigurationError: The gate, a rule or an option is invalid, the gate does not accept the option, the
-            threshold is not a finite number of at least 0, or ``llm`` keeps a message history.
+            threshold is not a finite number of at least 0, or ``llm`` keeps a message history. Raised by a call: its
+            threshold is invalid, or with ``corpus=True``, the gate was called directly.
         pydantic.ValidationError: ``tokens`` is below 1.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
@@ -161,7 +162,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def unadjusted(self) -> Decider:
-        """The wrapped gate before its adjustment to ``llm`` or an arm's LLM; copies made by `for_arm` share it."""
+        """The wrapped gate as it was before its adjustment to an LLM. Copies made by `for_arm` have the same one."""
         return self._unadjusted
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
@@ -178,7 +179,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """What ``dumpd`` writes instead of the gate: the name from which it was loaded; empty if it had none."""
+        """What ``dumpd`` writes instead of the gate: its name; empty if it was not given by name, or has a login."""
         return {} if self._gate_name is None else {"gate": self._gate_name}
 
     @property
@@ -188,7 +189,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def InputType(self) -> Any:
-        """The type of the input for JSON schemas, so without types that JSON cannot express."""
+        """The type of the input, without the forms that a JSON schema cannot express."""
         return str | dict[str, Any] | list[AnyMessage]
 
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
@@ -277,8 +278,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             answer_first: Let ``direct`` start to answer, and judge its first tokens: if the LLM knows, the answer
                 continues; otherwise it is cancelled. The gate's ``llm=`` is not used. Options: `AnswerFirst`.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides (with
-                several corpora, after its decision), and read the passages only if they help more than the
-                LLM's own knowledge. Options: `LookFirst`.
+                several corpora, after its decision). The LLM reads the passages if they help more than its own
+                knowledge. Options: `LookFirst`.
             condensed_key: Pass both arms a mapping with the standalone question of ``condense`` under this key. If
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
@@ -289,6 +290,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
                 ``condense`` is missing. With ``corpus=True``: the passages cannot be read. With several corpora: the
                 names of chains and corpora differ.
+            TypeError: ``direct`` is no runnable, function or mapping.
             RGateError: `AnswerFirst.question_gate` is invalid or cannot be loaded.
             ProfileError: With ``corpus=True``: a corpus has no passages.
             ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.
@@ -325,7 +327,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return searched, type(self)(**fields)
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
-        """Return a `RetrievalGate` around a decider, which reads inputs as this one does, but writes no drafts."""
+        """Return a `RetrievalGate` with another gate. It reads inputs as this one does, but writes no drafts."""
         return RetrievalGate(
             gate.for_llm(self.llm_name),  # a gate passed as question_gate= is not adjusted to it yet
             threshold=self.threshold,
@@ -406,8 +408,12 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         known_message: See `RetrievalGate.guard`; the other options are those of `QueryPlanner`.
 
     Raises:
-        ConfigurationError: The guarded runnable does not return documents, or the gate does not return a `Decision`.
-        InvalidQuestionError: An input has no question, or an empty one.
+        pydantic.ValidationError: An attribute is invalid, for example the gate, or ``k`` below 1.
+        UnknownNameError: No gate has that name.
+        ModelLoadError: A trained gate cannot be read.
+        ConfigurationError: Raised by a call: the guarded runnable does not return documents, or the gate does not
+            return a `Decision`.
+        InvalidQuestionError: Raised by a call: an input has no question, or an empty one.
     """
 
     run_type: ClassVar[str] = "retriever"

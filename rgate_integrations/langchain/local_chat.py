@@ -48,6 +48,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
         ConfigurationError: Raised by a call: a message has content other than text, an option is unknown, the
             prompt fills the model's context, ``layers`` names a layer that does not exist, or the model's chat
             template is missing or rejects the messages.
+        RGateError: Raised by a call: the model cannot be loaded.
+        pydantic.ValidationError: An option is out of range.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat

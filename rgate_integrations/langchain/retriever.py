@@ -73,9 +73,10 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         name: The name of its runs in traces.
 
     Raises:
+        RGateError: The gate is invalid; see `RetrievalGate`.
+        pydantic.ValidationError: ``max_queries`` is below 1.
         InvalidQuestionError: Raised by a call: the input has no question.
-        ConfigurationError: The gate is invalid; see `RetrievalGate`. Raised by a call: the gate does not
-            return a `Decision`.
+        ConfigurationError: Raised by a call: the gate does not return a `Decision`.
 
     Example:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")

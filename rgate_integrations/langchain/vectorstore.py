@@ -248,7 +248,7 @@ class FaissVectorStore(VectorStore):
 
         Raises:
             IndexNotFoundError: The folder contains no store.
-            IndexCorruptError: Its file is truncated, was changed, or contains something else.
+            IndexCorruptError: Its file cannot be read, is truncated, was changed, or contains something else.
             IndexMismatchError: The store was made with other embeddings, or has another format.
             ConfigurationError: ``embeddings`` is not LangChain embeddings.
         """

@@ -1,6 +1,6 @@
 """Answer first: reads the response of the direct engine chunk by chunk, with the metadata of its LLM.
 
-LlamaIndex's engines only stream text. Everything else from their LLM (log-probabilities, thoughts, usage) comes in
+LlamaIndex's engines stream nothing but text. Log-probabilities, thoughts and usage of their LLM come in
 instrumentation events. So one `_Listener` per process passes each event to the `EngineStream` that is waiting for a
 chunk in the event's context.
 """

@@ -28,7 +28,7 @@ class ClaimFusionRetriever(FlowRetriever):
 
     It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`,
     `GatedRetriever` or `GatedTool`, or behind a `RetrievalGateSelector`, it uses the draft that was judged
-    there. It writes its own if there is none, or if ``draft_llm`` is another LLM. If that yields no draft, it
+    there. If there is none, or ``draft_llm`` is another LLM, it has a new one written. Without any draft, it
     searches only for the question.
 
     Args:
@@ -134,7 +134,8 @@ class ClaimQueryEngine(TransformQueryEngine):
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
     """Return the queries for a question and the claims of its draft.
 
-    The draft is the one that came with the request, see `QueryDecider.inherited`; without one, the gate writes it.
+    The draft is the one that came with the request, see `QueryDecider.inherited`. If none came, the drafting LLM or
+    the gate writes one.
     """
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:

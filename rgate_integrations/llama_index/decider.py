@@ -119,7 +119,7 @@ class QueryDecider:
 
     A decision may have come with the request, from a component that contains this one or ran before it. The decider
     reuses that decision if the same gate made it, with this decider's drafting LLM and threshold, if any. If only
-    the gate or threshold differs, it reuses the draft.
+    the gate or threshold differs, it reuses the draft of the drafting LLM.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.
@@ -200,9 +200,10 @@ class QueryDecider:
         return inherited.decision
 
     def inherited(self, bundle: QueryBundle) -> QueryDecision | None:
-        """Return the decision that came with the request.
+        """Return the decision that came with the request; None if there is none.
 
-        None without one, if its question or drafting LLM differs, or if this decider made it for an earlier request.
+        A decision does not count if it is about another question, if this decider has a drafting LLM that did not
+        draft for it, or if this decider made it, which must have been for an earlier request.
         """
         bound = read_bound(bundle)
         # Its own decision can only be from an earlier request with the same bundle.

@@ -30,7 +30,7 @@ class RGateEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name under which LlamaIndex saves it."""
+        """Return the name under which LlamaIndex saves this class."""
         return "RGateEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:
