@@ -54,7 +54,7 @@ class DirectArm:
 
     @cached_property
     def answer_keys(self) -> Sequence[str]:
-        """Keys under which the arm's chunks, if they are dicts, may have the answer, in order of preference."""
+        """Keys that may hold the answer in a chunk of the arm that is a dict, in order of preference."""
         try:
             schema: Any = self.arm.get_output_schema()
             known = [key for key in _ANSWER_KEYS if key in schema.model_fields]

@@ -86,7 +86,7 @@ def bind_decision(
 
 
 def read_bound(config: RunnableConfig) -> BoundDecision | None:
-    """Return the decision that `bind_decision` put into a config; None without one."""
+    """Return the decision that `bind_decision` put into a config; None if there is none."""
     bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
     return bound
 

@@ -64,6 +64,7 @@ def gated_rag(
 
     Raises:
         RGateError: The gate or an option is invalid; see `RetrievalGate` and `RetrievalGate.route`.
+        TypeError: ``llm`` or a prompt is not a runnable, but for example a string.
         InvalidQuestionError: Raised by a call: the input has no question.
     """
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)

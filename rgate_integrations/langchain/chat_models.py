@@ -49,7 +49,8 @@ def parts_of(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, An
 
     Args:
         runnable: The runnable.
-        around: The runnables that contain it. A function among them calls itself, so it has no parts here.
+        around: The runnables that contain this one. If they include this one, it is a function that calls itself, and
+            no parts are returned.
     """
     if isinstance(runnable, RunnableLambda):
         return [] if runnable in around else list(runnable.deps)
@@ -80,10 +81,11 @@ def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
 
 
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-    """Return a copy of an arm whose last model with an unset field ``logprobs`` requests log-probabilities.
+    """Return a copy of an arm that requests log-probabilities from its LLM; None if the arm has no suitable LLM.
 
-    None if no such model is found. Only chains, bindings and parallel steps are searched. A `RunnableParallel` with
-    such models in several of its steps is skipped, because it is not clear which of them answers.
+    The LLM is the last chat model that has a field ``logprobs`` and leaves it unset. Only chains, bindings and
+    parallel steps are searched. A `RunnableParallel` with such models in several steps is skipped, because it is not
+    clear which of them answers.
     """
     if isinstance(arm, BaseChatModel):
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:

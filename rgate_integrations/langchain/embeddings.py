@@ -24,6 +24,9 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
     Args:
         model: Catalogue name, local folder, or Hub id.
 
+    Raises:
+        RGateError: Raised by a call: the model cannot be loaded; see `SentenceEmbedder.embed`.
+
     Example:
         >>> vector = RGateEmbeddings().embed_query("Who wrote Hamlet?")  # doctest: +SKIP
     """

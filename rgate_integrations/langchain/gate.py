@@ -85,9 +85,11 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         ConfigurationError: The gate, a rule or an option is invalid, the gate does not accept the option, the
             threshold is not a finite number of at least 0, or ``llm`` keeps a message history. Raised by a call: its
             threshold is invalid, or with ``corpus=True``, the gate was called directly.
-        pydantic.ValidationError: ``tokens`` is below 1.
+        pydantic.ValidationError: ``llm`` is not a runnable, or ``tokens`` is below 1.
+        TypeError: ``condense`` is neither a runnable nor a function.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         ProfileError: The profile of a corpus cannot be read.
         InvalidQuestionError: Raised by a call: the input has no question.
 
@@ -252,7 +254,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return call
 
     def _reuse(self, call: GateCall) -> None:
-        """Make the decision in a call's config the call's result, if this gate would make the same one again."""
+        """Set a call's result to the decision in its config, if this gate would make the same decision again."""
         bound, question = read_bound(call.run.config), call.turn.question
         if bound is None or not bound.repeats(self.unadjusted, call.threshold):
             return
@@ -411,6 +413,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         pydantic.ValidationError: An attribute is invalid, for example the gate, or ``k`` below 1.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         ConfigurationError: Raised by a call: the guarded runnable does not return documents, or the gate does not
             return a `Decision`.
         InvalidQuestionError: Raised by a call: an input has no question, or an empty one.

@@ -28,6 +28,9 @@ class IndexRetriever(BaseRetriever):
     Attributes:
         index: Any object with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
         k: Maximum number of documents per query, at least 1; ``invoke(..., k=)`` overrides it.
+
+    Raises:
+        pydantic.ValidationError: ``index`` has no method ``search``, or ``k`` is below 1.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

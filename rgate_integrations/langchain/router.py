@@ -269,7 +269,7 @@ class ArmRun:
     options: dict[str, Any]
 
     def stream(self) -> Iterator[Any]:
-        """Run the arm, and return its chunks."""
+        """Run the arm, and return an iterator of its chunks."""
         return self.arm.stream(self.input, self.config, **self.options)
 
     def astream(self) -> Any:

@@ -41,9 +41,11 @@ class ClaimFusionRetriever(FlowRetriever):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate or a number is invalid, or one of ``retrievers`` is not a retriever.
+        ConfigurationError: The gate, ``draft_llm`` or a number is invalid, or one of ``retrievers`` is not a
+            retriever.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
     """
 
     def __init__(
@@ -92,9 +94,10 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate or ``max_queries`` is invalid.
+        ConfigurationError: The gate, ``draft_llm`` or ``max_queries`` is invalid.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ _current: ContextVar[QueryDecision | None] = ContextVar("rgate_decision", defaul
 
 
 def read_bound(bundle: QueryBundle) -> QueryDecision | None:
-    """Return the decision that travels with a query; None without one, or if it is for another bundle."""
+    """Return the decision that travels with a query; None if there is none, or if it is for another bundle."""
     bound = _current.get()
     if bound is None or (bound.bundle is not None and bound.bundle is not bundle):
         return None

@@ -21,6 +21,10 @@ class RGateEmbedding(BaseEmbedding):
         model_name: Catalogue name, local folder, or Hub id.
         embed_batch_size: Number of texts per call of the model, from 1 to 2,048.
 
+    Raises:
+        pydantic.ValidationError: ``embed_batch_size`` is out of range.
+        RGateError: Raised by a call: the model cannot be loaded; see `SentenceEmbedder.embed`.
+
     Example:
         >>> vector = RGateEmbedding().get_query_embedding("Who wrote Hamlet?")  # doctest: +SKIP
     """

@@ -81,6 +81,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         RGateError: `AnswerFirst.question_gate` is invalid or cannot be loaded.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         DownloadError: With ``corpus=True``, the encoder could not be downloaded.
         ProfileError: The profile of a corpus cannot be read, or a corpus has no passages.
     """

@@ -162,6 +162,7 @@ class GatedRetriever(Gated, FlowRetriever):
             retrievers and corpora differ, or with ``corpus=True`` the passages cannot be read.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         DownloadError: With ``corpus=True``, the encoder could not be downloaded.
         ProfileError: The profile of a corpus cannot be read, or a corpus has no passages.
     """
@@ -278,6 +279,9 @@ class IndexRetriever(FlowRetriever):
     Args:
         index: The index. The nodes have its scores, which are cosines for a `PassageIndex`.
         similarity_top_k: Maximum number of nodes, at least 1.
+
+    Raises:
+        ConfigurationError: ``similarity_top_k`` is not a whole number of at least 1.
     """
 
     def __init__(self, index: Index, *, similarity_top_k: int = 5) -> None:

@@ -42,6 +42,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
             a selection: ``direct`` or ``retrieve`` names an unknown tool.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         ProfileError: The profile of a corpus cannot be read.
     """
 
