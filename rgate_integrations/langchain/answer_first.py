@@ -101,7 +101,7 @@ class ArmAnswer(BufferedAnswer):
         return text is not None
 
     def is_interrupt(self, error: Exception) -> bool:
-        """Return whether LangGraph interrupts the arm, for example to ask the user something."""
+        """Return whether an exception is an interrupt of LangGraph, for example to ask the user something."""
         # Without LangGraph, nothing interrupts. If an error has its type, the module is already imported.
         module = sys.modules.get("langgraph.errors")
         return module is not None and isinstance(error, module.GraphBubbleUp)

@@ -121,7 +121,7 @@ class BufferingHandler(BaseCallbackHandler):
         self._is_released = False
 
     def shut_down(self) -> None:
-        """Stop the LLM at its next token, and drop the events, unless listeners have already got some.
+        """Stop the LLM at its next token. Also drop the events, unless listeners have already got some of them.
 
         They are dropped at once: the traceback of an error among them would keep the arm's generators, and with them
         the LLM's stream, open until the next garbage collection.

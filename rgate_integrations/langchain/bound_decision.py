@@ -1,4 +1,4 @@
-"""Reads the threshold or decision that a call's config has for a gate, writes such decisions, and emits events.
+"""Reads the threshold or decision that a call's config has for a gate, and emits decisions as events.
 
 A router *binds* its decision to the config of the arm that it runs, where the same gate inside the arm finds it.
 """

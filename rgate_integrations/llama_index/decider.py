@@ -76,7 +76,7 @@ def get_llm_name(llm: LLM | None) -> str:
 
 
 def copy_bundle(bundle: QueryBundle) -> QueryBundle:
-    """Return a new bundle, because LlamaIndex's vector retriever writes the embedding into the one that it gets."""
+    """Return a copy of a bundle: LlamaIndex's vector retriever writes the embedding into the bundle that it gets."""
     return replace(bundle)
 
 
@@ -118,8 +118,8 @@ class QueryDecider:
     """Decides about one question, once per request.
 
     A decision may have come with the request, from a component that contains this one or ran before it. The decider
-    reuses that decision if the same gate made it, with this decider's drafting LLM and threshold, if any. If only
-    the gate or threshold differs, it reuses the draft of the drafting LLM.
+    reuses that decision if the same gate made it. If this decider has a drafting LLM or a threshold of its own, they
+    must be the same, too. If only the gate or threshold differs, it reuses the draft of the drafting LLM.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.

@@ -193,7 +193,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         return await arun(self._answer(query_bundle))
 
     def _answer(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
-        """Decide, and return the chosen arm's answer; the arm continues what it began before the decision."""
+        """Decide, and return the chosen arm's answer. If that arm began before the decision, it continues."""
         call = EngineCall(self, bundle)
         (routed,) = yield from call.route()
         decision = routed.decision

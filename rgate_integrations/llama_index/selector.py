@@ -28,8 +28,8 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     Args:
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         direct: Name of the tool that answers without retrieval.
-        retrieve: Name of the tool that retrieves, from whichever corpus, or a list of the names of such tools; by
-            default the names of the gate's corpora, or ``"retrieve"``.
+        retrieve: Name of the tool that retrieves, from whichever corpus, or a list of the names of such tools. By
+            default the names of the gate's corpora; ``"retrieve"`` if it has none.
         llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
             default gate is then ``answer:default,default-answer``, which also reads drafts.
         tokens: Maximum number of tokens of the draft, at least 1.
