@@ -151,8 +151,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             gate: A gate, or an argument for `load_gate`; the default gate when None.
             llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Pass the LLM that
                 the engine was made with.
-            streaming: Whether the caller gets answers to known questions as streams; by default, if the
-                engine streams.
+            streaming: Whether the caller gets answers to known questions as streams; when None, only if
+                ``query_engine`` streams.
             tokens: Maximum number of tokens of a draft that the LLM writes for the gate to judge, at least 1;
                 when None, the gate writes any drafts that it needs.
             direct_prompt: The LLM's prompt for known questions, with ``query_str``.
