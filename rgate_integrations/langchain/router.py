@@ -82,7 +82,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     Raises:
         ConfigurationError: The strategy searches before the decision, but the retrieve arm is neither a sequence of
             steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the config of the call
-            replaces the gate of a router with answer first.
+            has an invalid threshold, or replaces the gate of a router with answer first.
+        TypeError: An arm is no runnable, function or mapping.
     """
 
     gate: Runnable[Any, Decision]

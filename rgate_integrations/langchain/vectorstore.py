@@ -80,8 +80,8 @@ class FaissVectorStore(VectorStore):
         A text without an id gets a random one.
 
         Raises:
-            DataFormatError: Metadata cannot be stored as JSON, or a text has lone surrogates. Nothing was
-                embedded or stored.
+            DataFormatError: Metadata cannot be stored as JSON, or a text is not a string or has lone surrogates.
+                Nothing was embedded or stored.
             ConfigurationError: The numbers of ids, metadatas and texts differ, the embeddings failed, or the
                 vectors are invalid or have another dimension. Nothing was stored.
         """
