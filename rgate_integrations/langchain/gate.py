@@ -181,7 +181,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """What ``dumpd`` writes instead of the gate: its name; empty if it was not given by name, or has a login."""
+        """What ``dumpd`` writes for the gate: the name that loads it; empty without one, or if it has a login."""
         return {} if self._gate_name is None else {"gate": self._gate_name}
 
     @property
