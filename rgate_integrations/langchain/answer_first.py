@@ -1,8 +1,8 @@
 """Answer first: the direct arm streams its answer, whose chunks and events are held back until the gate judges it.
 
-Tracers see the arm's runs as they happen, and as *cancelled* if they are cut short. Other handlers, such as
-``astream_events``, LangGraph's message stream or one that prints tokens, may show events to a user. So they get the
-events only once the answer is released, and none if it is discarded.
+Tracers see the arm's runs as they happen, and as *cancelled* if they are cut short. Listeners, such as
+``astream_events``, LangGraph's message stream or a handler that prints tokens, may show events to a user. So they get
+the events only once the answer is released, and none if it is discarded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DirectArm:
 
     @cached_property
     def answer_keys(self) -> Sequence[str]:
-        """Keys under which the arm's chunks, if they are dicts, may have the answer, in order of preference."""
+        """Keys that may hold the answer in a chunk of the arm that is a dict, in order of preference."""
         try:
             schema: Any = self.arm.get_output_schema()
             known = [key for key in _ANSWER_KEYS if key in schema.model_fields]
@@ -101,7 +101,7 @@ class ArmAnswer(BufferedAnswer):
         return text is not None
 
     def is_interrupt(self, error: Exception) -> bool:
-        """Return whether LangGraph interrupts the arm, for example to ask the user something."""
+        """Return whether an exception is an interrupt of LangGraph, for example to ask the user something."""
         # Without LangGraph, nothing interrupts. If an error has its type, the module is already imported.
         module = sys.modules.get("langgraph.errors")
         return module is not None and isinstance(error, module.GraphBubbleUp)
@@ -224,7 +224,8 @@ def merge_chunks(chunks: Sequence[Any], *, cumulative: bool) -> Any:
     """Merge the chunks of an arm into what its ``invoke`` would have returned; None without chunks.
 
     Texts and messages are concatenated. So are lists, unless a ``cumulative`` parser such as LangChain's
-    `JsonOutputParser` sends the whole list again in each chunk. Of any other type, the last chunk is returned.
+    `JsonOutputParser` sends the whole list again in each chunk. `AddableDict` chunks are merged key by key, and their
+    values by these rules. Of any other type, the last chunk is returned.
     """
     if not chunks:
         return None

@@ -77,11 +77,11 @@ class GenerationCancelled(asyncio.CancelledError):
 
 @contextmanager
 def inherited_config(config: RunnableConfig | None) -> Iterator[None]:
-    """Set the config that runnables in the ``with`` block inherit, instead of the router's with all its handlers.
+    """Set the config that runnables in the ``with`` block inherit; otherwise they inherit the router's config.
 
     A binding, such as that of ``with_config`` or ``with_retry``, merges the callbacks that it inherits into those of
-    its call, so the listeners would get events of the arm again. Hooks that are tracers are unset, because the arm's
-    callbacks contain them, wrapped.
+    its call. With the router's config, the listeners would get the arm's events at once. Hooks that are tracers are
+    unset, because the arm's callbacks contain them, wrapped.
     """
     unset: dict[ContextVar[Any], Any] = {
         hook: None for hook, *_ in _configure_hooks if isinstance(hook.get(), BaseTracer)
@@ -121,7 +121,7 @@ class BufferingHandler(BaseCallbackHandler):
         self._is_released = False
 
     def shut_down(self) -> None:
-        """Stop the LLM at its next token, and drop the events, unless listeners have already got some.
+        """Stop the LLM at its next token. Also drop the events, unless listeners have already got some of them.
 
         They are dropped at once: the traceback of an error among them would keep the arm's generators, and with them
         the LLM's stream, open until the next garbage collection.

@@ -1,4 +1,4 @@
-"""What the config of a call says to gates: a threshold, or a decision to reuse; and the event with a decision.
+"""Reads the threshold or decision that a call's config has for a gate, and emits decisions as events.
 
 A router *binds* its decision to the config of the arm that it runs, where the same gate inside the arm finds it.
 """
@@ -86,7 +86,7 @@ def bind_decision(
 
 
 def read_bound(config: RunnableConfig) -> BoundDecision | None:
-    """Return the decision that `bind_decision` put into a config; None without one."""
+    """Return the decision that `bind_decision` put into a config; None if there is none."""
     bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
     return bound
 

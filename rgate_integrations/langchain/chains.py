@@ -17,6 +17,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.langchain.chat_models import as_runnable
 from rgate_integrations.langchain.corpora import CorpusRetriever, as_searched
 from rgate_integrations.langchain.documents import format_documents
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
@@ -58,13 +59,17 @@ def gated_rag(
             default asks for one or two sentences.
         gate: A `RetrievalGate`, or a ``gate`` argument for one; the default gate when None.
         answer_first: Judge the first tokens of the LLM's answer; see `RetrievalGate.route`.
-        look_first: Read passages only if they help; see `RetrievalGate.route`.
+        look_first: Search for every question, and let the LLM read the passages if they help; see
+            `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
 
     Raises:
-        RGateError: The gate or an option is invalid; see `RetrievalGate` and `RetrievalGate.route`.
+        RGateError: ``llm`` is not a runnable, but for example a string. Or the gate or an option is invalid; see
+            `RetrievalGate` and `RetrievalGate.route`.
+        TypeError: A prompt is not a runnable.
         InvalidQuestionError: Raised by a call: the input has no question.
     """
+    llm = as_runnable(llm, "llm")
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)

@@ -14,7 +14,7 @@ from langchain_core.runnables import (
     RunnableParallel,
     RunnableSequence,
 )
-from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
 from langchain_core.runnables.configurable import (
     RunnableConfigurableAlternatives,
     RunnableConfigurableFields,
@@ -22,6 +22,7 @@ from langchain_core.runnables.configurable import (
 from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 from pydantic import BaseModel
 
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.ability import least_capable
 
 _T = TypeVar("_T")
@@ -30,6 +31,26 @@ _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
 """Fields with the LLM's name, best first. Bedrock's ``model_id`` may be an ARN that does not contain it."""
 
 _LENGTH_FIELDS = ("max_tokens", "max_output_tokens", "num_predict")
+
+
+def as_runnable(value: Any, option: str) -> Runnable[Any, Any]:
+    """Return a runnable, function or mapping as a runnable.
+
+    Args:
+        value: The value of an option.
+        option: The option's name, for the error.
+
+    Raises:
+        ConfigurationError: The value is none of these, but for example a string.
+    """
+    try:
+        runnable: Runnable[Any, Any] = coerce_to_runnable(value)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{option} must be a runnable or a function, not an object of type {type(value).__name__}.",
+            hint='Pass a chain or a chat model, such as ChatOpenAI(model="gpt-4o").',
+        ) from error
+    return runnable
 
 
 def length_field(llm: Any) -> str | None:
@@ -49,7 +70,8 @@ def parts_of(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, An
 
     Args:
         runnable: The runnable.
-        around: The runnables that contain it. A function among them calls itself, so it has no parts here.
+        around: The runnables that contain this one. If they include this one, it is a function that calls itself, and
+            no parts are returned.
     """
     if isinstance(runnable, RunnableLambda):
         return [] if runnable in around else list(runnable.deps)
@@ -80,10 +102,11 @@ def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
 
 
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-    """Return a copy of an arm whose last model with an unset field ``logprobs`` requests log-probabilities.
+    """Return a copy of an arm that requests log-probabilities from its LLM; None if the arm has no suitable LLM.
 
-    None if it has no such model, or if several steps of a `RunnableParallel` have one. Searches only chains,
-    bindings and parallel steps.
+    The LLM is the last chat model that has a field ``logprobs`` and leaves it unset. Only chains, bindings and
+    parallel steps are searched. A `RunnableParallel` with such models in several steps is skipped, because it is not
+    clear which of them answers.
     """
     if isinstance(arm, BaseChatModel):
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
@@ -126,7 +149,7 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any], around: Sequ
     Args:
         arm: The arm.
         options: What ``bind`` has bound to the arm, which may name another model.
-        around: The functions that contain the arm, which may call themselves.
+        around: The runnables that contain the arm; see `parts_of`.
     """
     if isinstance(arm, RunnableBindingBase):
         return _llm_names(arm.bound, {**arm.kwargs, **options}, around)

@@ -109,13 +109,13 @@ class CorpusChain(PerCorpus[Input, Output]):
         return next(iter(results.values()))
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
-        """Stream the chain of the chosen corpus."""
+        """Stream the output of the chosen corpus's chain."""
         return self._chain(config).stream(input, config, **kwargs)
 
     def astream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
-        """Stream the chain of the chosen corpus."""
+        """Stream the output of the chosen corpus's chain."""
         return self._chain(config).astream(input, config, **kwargs)
 
     def _chain(self, config: RunnableConfig | None) -> Runnable[Any, Any]:

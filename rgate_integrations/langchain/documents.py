@@ -20,9 +20,10 @@ def as_passage(document: Document) -> FoundPassage:
 
 
 def rankings_in(value: Any) -> Iterator[list[Document]]:
-    """Yield one list for each list, tuple or mapping in a value, at any depth, with the documents directly in it.
+    """Yield the documents in a value, such as the output of a search.
 
-    A list may be empty. A lone document is treated as a list of one; any other object yields nothing.
+    Each list, tuple or mapping in the value, at any depth, yields one list: the documents that are directly in it,
+    perhaps none. A document by itself yields a list of one; any other object yields nothing.
     """
     if isinstance(value, Document):
         value = [value]
@@ -47,8 +48,9 @@ def fuse_documents(
 
     The documents are copies. Their metadata also has the origin of their search, and their rank in it as
     ``rgate_rank``, from 1; existing keys keep their values.
-    If a search failed, its exception is returned; if one returned anything but documents, a
-    `ConfigurationError`.
+
+    Errors are returned, not raised: the exception of a search that failed, or a `ConfigurationError` if a search
+    returned anything but documents.
 
     Args:
         origins: Metadata to add to the documents of each search.

@@ -54,7 +54,7 @@ class GateCall:
 
     @classmethod
     def read(cls, run: Run, input_key: str | None) -> Self:
-        """Return the call for an input, with the question found in it; without one, `result` is the error."""
+        """Return the call for an input. If the input has no question, the call's `result` is the error."""
         try:
             return cls(run, parse_question(run.input, input_key))
         except InvalidQuestionError as error:

@@ -24,6 +24,9 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
     Args:
         model: Catalogue name, local folder, or Hub id.
 
+    Raises:
+        RGateError: Raised by a call: the model cannot be loaded; see `SentenceEmbedder.embed`.
+
     Example:
         >>> vector = RGateEmbeddings().embed_query("Who wrote Hamlet?")  # doctest: +SKIP
     """
@@ -60,7 +63,7 @@ class EmbeddingsAdapter:
 
     @cached_property
     def identity(self) -> str:
-        """Hash of a fixed text's vector, normalised and rounded to two decimals."""
+        """Hash of the normalised vector of a fixed text, each number rounded to two decimals."""
         vector = unit(self.embed(["What is the identity of this embedder?"]))
         # Rounded, because hardware and batch size change the last digits.
         return hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]

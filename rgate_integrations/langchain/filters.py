@@ -35,8 +35,8 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
     metadata to conditions, all of which must hold. A condition is a value that the key must have, a list that
     must contain the key's value, or a mapping of operators or nested keys. The operators are
     ``$eq $ne $gt $gte $lt $lte $in $nin``, and ``$not``, ``$and``, ``$or``, which take conditions or whole
-    filters. A comparison with a missing key, or with a value of another type, is false, except that ``$ne``
-    and ``$nin`` are true.
+    filters. If a document lacks the key, or its value cannot be compared with the operand, the comparison is
+    false, except that ``$ne`` and ``$nin`` are true.
 
     Raises:
         ConfigurationError: The filter is neither a mapping nor a function, an operator is unknown or has an

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, Unpack
 from langchain_core.documents import Document
 from langchain_core.messages import AnyMessage
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.base import Other, RunnableLike, coerce_to_runnable
+from langchain_core.runnables.base import Other, RunnableLike
 from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
 from pydantic import Field, PrivateAttr, field_validator
 
@@ -30,7 +30,12 @@ from rgate_integrations.langchain.bound_decision import (
     read_threshold,
     search_config,
 )
-from rgate_integrations.langchain.chat_models import get_llm_name, is_decision_model, runnables_in
+from rgate_integrations.langchain.chat_models import (
+    as_runnable,
+    get_llm_name,
+    is_decision_model,
+    runnables_in,
+)
 from rgate_integrations.langchain.corpora import (
     CorpusChain,
     CorpusRetriever,
@@ -83,10 +88,13 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     Raises:
         ConfigurationError: The gate, a rule or an option is invalid, the gate does not accept the option, the
-            threshold is not a finite number of at least 0, or ``llm`` is a text or keeps a message history.
-        pydantic.ValidationError: ``tokens`` is below 1.
+            threshold is not a finite number of at least 0, ``llm`` is a text or keeps a message history, or
+            ``condense`` is neither a runnable nor a function. Raised by a call: its threshold is invalid, or with
+            ``corpus=True``, the gate was called directly.
+        pydantic.ValidationError: ``llm`` is another object that is not a runnable, or ``tokens`` is below 1.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         ProfileError: The profile of a corpus cannot be read.
         InvalidQuestionError: Raised by a call: the input has no question.
 
@@ -139,7 +147,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
             gate = DecisionModelGate(gate)
         if condense is not None:
-            condense = coerce_to_runnable(condense)
+            condense = as_runnable(condense, "condense")
         # A copy of this gate needs the corpora again, so a generator becomes a list.
         kept: Any = {
             name: list(value) if isinstance(value, Iterator) else value for name, value in options.items()
@@ -166,7 +174,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def unadjusted(self) -> Decider:
-        """The wrapped gate before its adjustment to ``llm`` or an arm's LLM; copies made by `for_arm` share it."""
+        """The wrapped gate as it was before its adjustment to an LLM. Copies made by `for_arm` have the same one."""
         return self._unadjusted
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
@@ -183,7 +191,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """What ``dumpd`` writes instead of the gate: the name from which it was loaded; empty if it had none."""
+        """What ``dumpd`` writes for the gate: the name that loads it; empty without one, or if it has a login."""
         return {} if self._gate_name is None else {"gate": self._gate_name}
 
     @property
@@ -193,7 +201,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def InputType(self) -> Any:
-        """The type of the input for JSON schemas, so without types that JSON cannot express."""
+        """The type of the input, without the forms that a JSON schema cannot express."""
         return str | dict[str, Any] | list[AnyMessage]
 
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
@@ -256,7 +264,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return call
 
     def _reuse(self, call: GateCall) -> None:
-        """Make the decision in a call's config the call's result, if this gate would make the same one again."""
+        """Set a call's result to the decision in its config, if this gate would make the same decision again."""
         bound, question = read_bound(call.run.config), call.turn.question
         if bound is None or not bound.repeats(self.unadjusted, call.threshold):
             return
@@ -282,13 +290,14 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             answer_first: Let ``direct`` start to answer, and judge its first tokens: if the LLM knows, the answer
                 continues; otherwise it is cancelled. The gate's ``llm=`` is not used. Options: `AnswerFirst`.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides (with
-                several corpora, after its decision), and read the passages only if they help more than the
-                LLM's own knowledge. Options: `LookFirst`.
+                several corpora, after its decision). The LLM reads the passages if they help more than its own
+                knowledge. Options: `LookFirst`.
             condensed_key: Pass both arms a mapping with the standalone question of ``condense`` under this key. If
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
         Raises:
-            ConfigurationError: ``retrieve`` is no runnable or function, but for example a vector store.
+            ConfigurationError: ``retrieve`` is no runnable or function, but for example a vector store. ``direct`` is
+                no runnable, function or mapping.
                 ``answer_first`` or ``look_first`` is neither a bool nor its options. With
                 ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of steps nor a
                 retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
@@ -305,7 +314,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 hint="Pass condense= to RetrievalGate, or leave out condensed_key=.",
             )
         searched, gate = self._searched_and_profiled(retrieve, CorpusChain)
-        arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
+        arm = as_runnable(direct, "direct")
         strategy = Strategy.from_options(
             gate.gate,
             lambda decider: self._sibling_gate(decider).for_arm(arm),
@@ -330,7 +339,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return searched, type(self)(**fields)
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
-        """Return a `RetrievalGate` around a decider, which reads inputs as this one does, but writes no drafts."""
+        """Return a `RetrievalGate` with another gate. It reads inputs as this one does, but writes no drafts."""
         return RetrievalGate(
             gate.for_llm(self.llm_name),  # a gate passed as question_gate= is not adjusted to it yet
             threshold=self.threshold,
@@ -411,8 +420,13 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         known_message: See `RetrievalGate.guard`; the other options are those of `QueryPlanner`.
 
     Raises:
-        ConfigurationError: The guarded runnable does not return documents, or the gate does not return a `Decision`.
-        InvalidQuestionError: An input has no question, or an empty one.
+        pydantic.ValidationError: An attribute is invalid, for example the gate, or ``k`` below 1.
+        UnknownNameError: No gate has that name.
+        ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
+        ConfigurationError: Raised by a call: the guarded runnable does not return documents, or the gate does not
+            return a `Decision`.
+        InvalidQuestionError: Raised by a call: an input has no question, or an empty one.
     """
 
     run_type: ClassVar[str] = "retriever"

@@ -102,8 +102,8 @@ def route_edge(
         decision_key: The key of the decision in the state. A decision restored from a checkpoint may be a mapping.
 
     Raises:
-        ConfigurationError: ``retrieve`` is an empty mapping. Raised by the edge: the state has no decision, or the
-            decision only names corpora without a node.
+        ConfigurationError: ``retrieve`` is an empty mapping. Raised by the edge: the state has no decision, or
+            ``retrieve`` has no node for any corpus that the decision names.
 
     Example:
         >>> edge = route_edge(retrieve="search", direct="answer")
@@ -146,6 +146,6 @@ def _mapping(state: Any) -> Any:
 
 
 def retrieves(decision: Any) -> bool | None:
-    """Return whether a decision, or its JSON, retrieves; None for anything else."""
+    """Return whether a decision retrieves; None for anything else. The decision may be a mapping from its JSON."""
     value = get_field(decision, "retrieve")
     return value if isinstance(value, bool) else None

@@ -30,9 +30,10 @@ _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"
 class LocalChat(BaseChatModel, GenerationOptions):
     """A chat model that runs in this process on transformers, and shares its weights with gates on the same model.
 
-    As the direct arm of ``route(..., answer_first=True)``, it keeps the hidden states of its tokens. A probe
-    (a gate that reads such states) of the same model, trained with the arm's prompt, then judges the partial
-    answer without reading it again, and a known answer continues from there: no token is computed twice.
+    It keeps the hidden states of an answer's tokens while the answer is in use. In the direct arm of
+    ``route(..., answer_first=True)``, a probe (a gate that reads such states) of the same model, trained with the
+    arm's prompt, judges the partial answer without reading it again, and a known answer continues from there: no
+    token is computed twice.
 
     Generation is lazy, so a closed stream costs nothing more. Other callers may use the model between two tokens.
 
@@ -48,6 +49,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
         ConfigurationError: Raised by a call: a message has content other than text, an option is unknown, the
             prompt fills the model's context, ``layers`` names a layer that does not exist, or the model's chat
             template is missing or rejects the messages.
+        RGateError: Raised by a call: the model cannot be loaded.
+        pydantic.ValidationError: An option is out of range.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat

@@ -63,6 +63,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         UnknownNameError: No gate has that name. Raised by the first call of the model: the agent lacks a tool
             that is named in ``tools``.
         ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
 
     Example:
         >>> middleware = RetrievalGateMiddleware("constant:never", tools=["search_docs"])

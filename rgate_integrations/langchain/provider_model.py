@@ -43,8 +43,8 @@ class ProviderModel(LanguageModel):
 
     Raises:
         MissingDependencyError: LangChain or the provider's package is not installed.
-        ConfigurationError: The provider or an argument is unknown, ``options.think`` cannot be set for the
-            provider, or the key is missing.
+        ConfigurationError: The provider is unknown, its chat model rejects an argument, ``options.think`` cannot be
+            set for the provider, or the key is missing.
     """
 
     is_remote: ClassVar[bool] = True

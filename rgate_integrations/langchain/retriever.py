@@ -28,6 +28,9 @@ class IndexRetriever(BaseRetriever):
     Attributes:
         index: Any object with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
         k: Maximum number of documents per query, at least 1; ``invoke(..., k=)`` overrides it.
+
+    Raises:
+        pydantic.ValidationError: ``index`` has no method ``search``, or ``k`` is below 1.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -73,9 +76,10 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         name: The name of its runs in traces.
 
     Raises:
+        RGateError: The gate is invalid; see `RetrievalGate`.
+        pydantic.ValidationError: ``max_queries`` is below 1.
         InvalidQuestionError: Raised by a call: the input has no question.
-        ConfigurationError: The gate is invalid; see `RetrievalGate`. Raised by a call: the gate does not
-            return a `Decision`.
+        ConfigurationError: Raised by a call: the gate does not return a `Decision`.
 
     Example:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")

@@ -58,9 +58,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     *Answer first*: unless the question alone is enough to decide, the direct arm runs as a stream, even for
     ``invoke`` and ``batch``, and its first tokens are held back and judged. If the LLM knows, they are
     released and the stream continues. If not, the stream is closed, which cancels the request to the LLM, and
-    the retrieve arm runs. Only tracers, and handlers that are set inside the arm, get the direct arm's events
-    before its answer is released. A batch with ``max_concurrency`` runs in parts of that size, since an answer
-    that waits for its judgment occupies the LLM.
+    the retrieve arm runs. Only tracers, hooks such as that of ``get_usage_metadata_callback``, and handlers that
+    are set inside the arm get the direct arm's events before its answer is released. A batch with
+    ``max_concurrency`` runs in parts of that size, since an answer that waits for its judgment occupies the LLM.
 
     *Look first*: the retrieve arm runs up to its retriever while the gate decides (with several corpora,
     after its decision). If the passages help, the rest of the arm continues with them. If the search fails or
@@ -82,7 +82,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     Raises:
         ConfigurationError: The strategy searches before the decision, but the retrieve arm is neither a sequence of
             steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the config of the call
-            replaces the gate of a router with answer first.
+            has an invalid threshold, or replaces the gate of a router with answer first.
+        TypeError: An arm is no runnable, function or mapping.
     """
 
     gate: Runnable[Any, Decision]
@@ -269,7 +270,7 @@ class ArmRun:
     options: dict[str, Any]
 
     def stream(self) -> Iterator[Any]:
-        """Run the arm, and return its chunks."""
+        """Run the arm, and return an iterator of its chunks."""
         return self.arm.stream(self.input, self.config, **self.options)
 
     def astream(self) -> Any:
@@ -301,8 +302,8 @@ class RouterCall(RoutedCall[RouterInput]):
     Args:
         router: The router.
         runs: Its inputs and their runs.
-        direct: Its direct arm.
-        search: The two halves of its retrieve arm, see `split_arm`; None if it runs only after the decision.
+        direct: The direct arm.
+        search: The two halves of the retrieve arm, see `split_arm`; None if nothing is searched before the decision.
 
     Attributes:
         all_inputs: All inputs. Those with an invalid threshold already have the error as their result, and are not
@@ -356,7 +357,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return (yield from self._ask(self.strategy.question_gate, "screening", self.inputs))
 
     def judge(self, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the decision or error of `Strategy.judge` for each partial answer, asking once for all."""
+        """Return a decision or error for each partial answer, by `Strategy.judge`, which judges all in one call."""
         judge = self.strategy.judge
         for item in inputs:
             # If the question gate has condensed the input, the judge must not do so again.
@@ -424,8 +425,8 @@ class RouterCall(RoutedCall[RouterInput]):
     def remaining_run(self, item: RouterInput) -> ArmRun | ArmAnswer | Exception:
         """Return what remains to run after the decision about an input, or the input's exception.
 
-        That is the answer that the direct arm has begun, or an arm, whose config has the decision. If the retrieve
-        arm has searched already, only its second half remains.
+        This is either the answer that the direct arm has begun, or an arm with the config for its run. Of a retrieve
+        arm that has searched already, only the second half remains.
         """
         decision = item.outcome
         if not isinstance(decision, Decision):

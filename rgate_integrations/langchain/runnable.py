@@ -38,14 +38,19 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
     def child(self, tag: str | None = None, *, tags: Sequence[str] = ()) -> RunnableConfig:
-        """Return a config for a child of this run; the child's run gets the tag, all runs within it get the tags."""
+        """Return a config for a run inside this one.
+
+        Args:
+            tag: A tag of the new run alone.
+            tags: Tags of the new run and of all runs inside it.
+        """
         config = patch_config(self.config, callbacks=self.manager.get_child(tag))
         config["tags"] = [*config["tags"], *tags]
         return config
 
 
 class FlowRunnable(RunnableSerializable[Input, Output]):
-    """A runnable whose subclasses implement only `flow`, which invoke, batch and their async forms run.
+    """A runnable whose subclasses implement only `flow`; invoke, batch and their async forms run it.
 
     Each input has its own run in traces, even in a batch. Options are fields, so that ``configurable_fields`` and
     ``dumpd`` find them; unknown names are rejected.
@@ -84,7 +89,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Output]:
-        """Return one output per input; with ``return_exceptions``, an error takes its place and is not raised."""
+        """Return one output per input. With ``return_exceptions``, errors are returned as outputs, not raised."""
         return self._batch_with_config(
             self._many,
             inputs,

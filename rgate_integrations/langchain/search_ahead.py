@@ -58,7 +58,7 @@ class RetrieverRuns(BaseCallbackHandler):
         self._documents[run_id] = documents
 
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Record that a retriever failed, as if it had found nothing."""
+        """Record an empty list for a retriever that failed."""
         self._documents[run_id] = []
 
     def end(self) -> None:
@@ -108,11 +108,11 @@ class ArmSearch(BatchCall):
 
 
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
-    """Return the two halves of a retrieve arm: its search, that is, the steps up to the retriever, and the rest.
+    """Split a retrieve arm after its search, and return both halves.
 
-    If the last step is a retriever, the whole arm is the search. Otherwise, if no step before the last has a
-    retriever, as in a chain of functions, the first step counts as the search. The chains of a `CorpusChain`
-    are split one by one.
+    The search consists of the steps up to and including the first one that has a retriever. If the last step is a
+    retriever, the search is the whole arm. If no step before the last has a retriever, as in a chain of functions,
+    the search is the first step. The chains of a `CorpusChain` are split one by one.
 
     Raises:
         ConfigurationError: The arm is a single step other than a retriever.

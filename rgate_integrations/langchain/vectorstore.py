@@ -80,8 +80,8 @@ class FaissVectorStore(VectorStore):
         A text without an id gets a random one.
 
         Raises:
-            DataFormatError: Metadata cannot be stored as JSON, or a text has lone surrogates. Nothing was
-                embedded or stored.
+            DataFormatError: Metadata cannot be stored as JSON, or a text is not a string or has lone surrogates.
+                Nothing was embedded or stored.
             ConfigurationError: The numbers of ids, metadatas and texts differ, the embeddings failed, or the
                 vectors are invalid or have another dimension. Nothing was stored.
         """
@@ -248,7 +248,7 @@ class FaissVectorStore(VectorStore):
 
         Raises:
             IndexNotFoundError: The folder contains no store.
-            IndexCorruptError: Its file is truncated, was changed, or contains something else.
+            IndexCorruptError: Its file cannot be read, is truncated, was changed, or contains something else.
             IndexMismatchError: The store was made with other embeddings, or has another format.
             ConfigurationError: ``embeddings`` is not LangChain embeddings.
         """

@@ -39,10 +39,11 @@ class GatedTool(FunctionTool):
         known_message: The output for a known question.
 
     Raises:
-        ConfigurationError: The gate is invalid, ``tool`` is not a tool, or it has ``return_direct=True``: the
-            user would see the message that is meant for the agent.
+        ConfigurationError: The gate, ``llm`` or ``tokens`` is invalid, ``tool`` is not a tool or function, or it
+            has ``return_direct=True``: the user would see the message that is meant for the agent.
         UnknownNameError: No gate has that name, or ``question`` names an argument that the tool lacks.
         ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
 
     Example:
         >>> tool = GatedTool(QueryEngineTool.from_defaults(engine), gate)  # doctest: +SKIP

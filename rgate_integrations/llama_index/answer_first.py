@@ -1,6 +1,6 @@
 """Answer first: reads the response of the direct engine chunk by chunk, with the metadata of its LLM.
 
-LlamaIndex's engines only stream text. Everything else from their LLM (log-probabilities, thoughts, usage) comes in
+LlamaIndex's engines stream nothing but text. Log-probabilities, thoughts and usage of their LLM come in
 instrumentation events. So one `_Listener` per process passes each event to the `EngineStream` that is waiting for a
 chunk in the event's context.
 """
@@ -67,7 +67,7 @@ class EngineAnswer(BufferedAnswer):
         return True
 
     def response(self, *, streaming: bool) -> Flow[RESPONSE_TYPE]:
-        """Release the answer, and return it as a response; without ``streaming``, first read a stream to its end.
+        """Release the answer, and return it as a response. Without ``streaming``, it is complete when returned.
 
         Raises:
             Exception: The engine failed. A response that streams raises later failures while it is read.
@@ -180,7 +180,7 @@ _lock = threading.Lock()
 
 
 class _Listener(BaseEventHandler):
-    """Passes events to the stream that is waiting in their context."""
+    """Passes each event with a piece of an answer to the `EngineStream` that waits in the event's context."""
 
     @classmethod
     def class_name(cls) -> str:

@@ -28,7 +28,7 @@ class ClaimFusionRetriever(FlowRetriever):
 
     It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`,
     `GatedRetriever` or `GatedTool`, or behind a `RetrievalGateSelector`, it uses the draft that was judged
-    there. It writes its own if there is none, or if ``draft_llm`` is another LLM. If that yields no draft, it
+    there. If there is none, or ``draft_llm`` is another LLM, it has a new one written. Without any draft, it
     searches only for the question.
 
     Args:
@@ -41,9 +41,11 @@ class ClaimFusionRetriever(FlowRetriever):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate or a number is invalid, or one of ``retrievers`` is not a retriever.
+        ConfigurationError: The gate, ``draft_llm`` or a number is invalid, or one of ``retrievers`` is not a
+            retriever.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
     """
 
     def __init__(
@@ -92,9 +94,10 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate or ``max_queries`` is invalid.
+        ConfigurationError: The gate, ``draft_llm`` or ``max_queries`` is invalid.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
     """
 
     def __init__(
@@ -134,7 +137,8 @@ class ClaimQueryEngine(TransformQueryEngine):
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
     """Return the queries for a question and the claims of its draft.
 
-    The draft is the one that came with the request, see `QueryDecider.inherited`; without one, the gate writes it.
+    The draft is the one that came with the request, see `QueryDecider.inherited`. If none came, the drafting LLM or
+    the gate writes one.
     """
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:

@@ -76,7 +76,7 @@ def get_llm_name(llm: LLM | None) -> str:
 
 
 def copy_bundle(bundle: QueryBundle) -> QueryBundle:
-    """Return a new bundle, because LlamaIndex's vector retriever writes the embedding into the one that it gets."""
+    """Return a copy of a bundle: LlamaIndex's vector retriever writes the embedding into the bundle that it gets."""
     return replace(bundle)
 
 
@@ -107,7 +107,7 @@ _current: ContextVar[QueryDecision | None] = ContextVar("rgate_decision", defaul
 
 
 def read_bound(bundle: QueryBundle) -> QueryDecision | None:
-    """Return the decision that travels with a query; None without one, or if it is for another bundle."""
+    """Return the decision that travels with a query; None if there is none, or if it is for another bundle."""
     bound = _current.get()
     if bound is None or (bound.bundle is not None and bound.bundle is not bundle):
         return None
@@ -118,8 +118,8 @@ class QueryDecider:
     """Decides about one question, once per request.
 
     A decision may have come with the request, from a component that contains this one or ran before it. The decider
-    reuses that decision if the same gate made it, with this decider's drafting LLM and threshold, if any. If only
-    the gate or threshold differs, it reuses the draft.
+    reuses that decision if the same gate made it. If this decider has a drafting LLM or a threshold of its own, they
+    must be the same, too. If only the gate or threshold differs, it reuses the draft of the drafting LLM.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.
@@ -200,9 +200,10 @@ class QueryDecider:
         return inherited.decision
 
     def inherited(self, bundle: QueryBundle) -> QueryDecision | None:
-        """Return the decision that came with the request.
+        """Return the decision that came with the request; None if there is none.
 
-        None without one, if its question or drafting LLM differs, or if this decider made it for an earlier request.
+        A decision does not count if it is about another question, if this decider has a drafting LLM that did not
+        draft for it, or if this decider made it, which must have been for an earlier request.
         """
         bound = read_bound(bundle)
         # Its own decision can only be from an earlier request with the same bundle.

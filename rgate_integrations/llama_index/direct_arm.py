@@ -20,7 +20,7 @@ _MARK = "\0"  # stands for each variable of a prompt, to see which messages cont
 
 
 def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
-    """Return the response synthesizer of an engine, or of the first engine inside it that has one, or None."""
+    """Return the response synthesizer of an engine, or else of the first engine inside that has one; or None."""
     engines = [engine] if isinstance(engine, BaseQueryEngine) else []
     for part in engines:  # grows
         synthesizer = vars(part).get("_response_synthesizer")
@@ -37,7 +37,9 @@ def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
 def direct_engine(
     query_engine: BaseQueryEngine, llm: LLM, prompt: BasePromptTemplate | None, *, streaming: bool
 ) -> BaseQueryEngine:
-    """Return an engine that lets an LLM answer alone, in the form of the RAG engine's ``output_cls``, if it has one.
+    """Return an engine in which an LLM answers alone.
+
+    If the RAG engine has an ``output_cls``, the answers are objects of that class.
 
     Args:
         query_engine: The RAG engine.

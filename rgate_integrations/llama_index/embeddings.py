@@ -21,6 +21,10 @@ class RGateEmbedding(BaseEmbedding):
         model_name: Catalogue name, local folder, or Hub id.
         embed_batch_size: Number of texts per call of the model, from 1 to 2,048.
 
+    Raises:
+        pydantic.ValidationError: ``embed_batch_size`` is out of range.
+        RGateError: Raised by a call: the model cannot be loaded; see `SentenceEmbedder.embed`.
+
     Example:
         >>> vector = RGateEmbedding().get_query_embedding("Who wrote Hamlet?")  # doctest: +SKIP
     """
@@ -30,7 +34,7 @@ class RGateEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name under which LlamaIndex saves it."""
+        """Return the name under which LlamaIndex saves this class."""
         return "RGateEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:

@@ -56,6 +56,8 @@ class LocalLLM(LLM, GenerationOptions):
         ConfigurationError: Raised by a call: a message has content other than text, an option is unknown,
             ``layers`` names a layer that does not exist, the model has no chat template or the template rejects
             the conversation, or the prompt fills the model's context.
+        RGateError: Raised by a call: the model cannot be loaded.
+        pydantic.ValidationError: An option is out of range.
 
     Example:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM
@@ -67,7 +69,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name under which LlamaIndex saves it."""
+        """Return the name under which LlamaIndex saves this class."""
         return "rgate_local_llm"
 
     @property

@@ -66,7 +66,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             another LLM. Options: `AnswerFirst`.
         streaming: Whether the caller gets an answer of ``direct`` as a stream, if ``direct`` streams.
         look_first: Search for every question, while the gate decides (with several corpora, after its
-            decision), and read the passages only if they help more than the LLM's own knowledge. The engine
+            decision). The LLM reads the passages if they help more than its own knowledge. The engine
             needs a ``retriever`` without a gate, and ``synthesize``, like a ``RetrieverQueryEngine``.
             Options: `LookFirst`.
         **gate_options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``,
@@ -76,10 +76,12 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
     Raises:
         ConfigurationError: The gate or an option is invalid, an engine is not a query engine, or the names
             of retrievers and corpora differ. With ``look_first`` or `AnswerFirst.prefetch`: the engine has
-            no ``retriever`` or ``synthesize``, or the retriever has a gate. With ``answer_first``: the gate only
-            reads the question. With ``corpus=True``: the passages cannot be read.
+            no ``retriever`` or ``synthesize``, or the retriever has a gate. With ``answer_first``: the gate cannot
+            judge an answer. With ``corpus=True``: the passages cannot be read.
+        RGateError: `AnswerFirst.question_gate` is invalid or cannot be loaded.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         DownloadError: With ``corpus=True``, the encoder could not be downloaded.
         ProfileError: The profile of a corpus cannot be read, or a corpus has no passages.
     """
@@ -149,8 +151,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             gate: A gate, or an argument for `load_gate`; the default gate when None.
             llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Pass the LLM that
                 the engine was made with.
-            streaming: Whether the caller gets answers to known questions as streams; by default, if the
-                engine streams.
+            streaming: Whether the caller gets answers to known questions as streams; when None, only if
+                ``query_engine`` streams.
             tokens: Maximum number of tokens of a draft that the LLM writes for the gate to judge, at least 1;
                 when None, the gate writes any drafts that it needs.
             direct_prompt: The LLM's prompt for known questions, with ``query_str``.
@@ -191,7 +193,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         return await arun(self._answer(query_bundle))
 
     def _answer(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
-        """Return the chosen arm's answer, continued from a partial answer or from passages already found."""
+        """Decide, and return the chosen arm's answer. If that arm began before the decision, it continues."""
         call = EngineCall(self, bundle)
         (routed,) = yield from call.route()
         decision = routed.decision

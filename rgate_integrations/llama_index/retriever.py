@@ -54,7 +54,7 @@ class FlowRetriever(BaseRetriever):
 
 
 class CorpusRetriever(FlowRetriever):
-    """Searches the corpora that the query's decision names; all without a decision, or if it names none.
+    """Searches the corpora that the query's decision names, or all corpora if none are named.
 
     Results are fused by reciprocal rank. `GatedRetriever` makes one from ``{"docs": retriever, "hr": other}``. It may
     also be the retriever of an engine inside a `GatedQueryEngine`.
@@ -111,7 +111,7 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
 
 
 def _node_ids(index: Any) -> list[str] | None:
-    """Return the ids of an index's passages; None if they are in a database, or the retriever has no index."""
+    """Return the ids of an index's passages; None if the index does not list them, or is not of a known kind."""
     struct = getattr(index, "index_struct", None)
     if isinstance(struct, IndexDict):
         ids = list(struct.nodes_dict.values())
@@ -144,7 +144,7 @@ class GatedRetriever(Gated, FlowRetriever):
 
     Args:
         retriever: The guarded retriever. With several corpora, it may be a mapping from their names to retrievers: at
-            most ``top`` of them run, or all if the gate fails.
+            most ``top`` of them run, or all if the gate fails or has no corpora.
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
             default gate is then ``answer:default,default-answer``, which also reads drafts.
@@ -162,6 +162,7 @@ class GatedRetriever(Gated, FlowRetriever):
             retrievers and corpora differ, or with ``corpus=True`` the passages cannot be read.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         DownloadError: With ``corpus=True``, the encoder could not be downloaded.
         ProfileError: The profile of a corpus cannot be read, or a corpus has no passages.
     """
@@ -251,9 +252,10 @@ def _note(decision: Decision, text: str) -> list[NodeWithScore]:
 
 
 class _NoteListener(NullSpanHandler):
-    """Removes a `GatedRetriever`'s note from a response's sources, and puts its decision into the metadata.
+    """Removes a `GatedRetriever`'s note from a response's sources, and puts the decision into its metadata.
 
-    LlamaIndex passes it the result of each synthesizer, and then that of each engine, with its own list of sources.
+    LlamaIndex calls `span_exit` with the response of each synthesizer, and again with the response of each engine,
+    which has a list of sources of its own.
     """
 
     @classmethod
@@ -277,6 +279,9 @@ class IndexRetriever(FlowRetriever):
     Args:
         index: The index. The nodes have its scores, which are cosines for a `PassageIndex`.
         similarity_top_k: Maximum number of nodes, at least 1.
+
+    Raises:
+        ConfigurationError: ``similarity_top_k`` is not a whole number of at least 1.
     """
 
     def __init__(self, index: Index, *, similarity_top_k: int = 5) -> None:

@@ -28,8 +28,8 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     Args:
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         direct: Name of the tool that answers without retrieval.
-        retrieve: Name of the tool that retrieves, from whichever corpus, or a list of the names of such tools; by
-            default the names of the gate's corpora, or ``"retrieve"``.
+        retrieve: Name of the tool that retrieves, from whichever corpus, or a list of the names of such tools. By
+            default the names of the gate's corpora; ``"retrieve"`` if it has none.
         llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
             default gate is then ``answer:default,default-answer``, which also reads drafts.
         tokens: Maximum number of tokens of the draft, at least 1.
@@ -42,6 +42,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
             a selection: ``direct`` or ``retrieve`` names an unknown tool.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
+        MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         ProfileError: The profile of a corpus cannot be read.
     """
 
