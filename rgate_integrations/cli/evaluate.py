@@ -256,8 +256,10 @@ def _load_judged(
 ) -> DecisionEngine:
     """Return the gate to evaluate or calibrate; ``"default"`` means the shipped gate for this kind of draft.
 
+    If ``draft`` is ``"none"``, the gate ``"ik"`` reads only the question.
+
     Raises:
-        ConfigurationError: The gate reads a draft, and ``draft`` is ``"none"``.
+        ConfigurationError: ``draft`` is ``"none"``, and the gate reads a draft and is not ``"ik"``.
     """
     from rgate_integrations.engine.loading import DEFAULT_GATES, load_gate
     from rgate_integrations.gates.evidence.base import expand_specs

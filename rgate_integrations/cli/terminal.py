@@ -85,6 +85,8 @@ BudgetOption = Annotated[
 def make_policy(max_loss: float | None, budget: float | None) -> Policy:
     """Return the policy that chooses a threshold, from the options ``--max-loss`` and ``--budget``.
 
+    If neither is set, it is ``MaxLoss(0.02)``.
+
     Raises:
         ConfigurationError: Both options are set, or one is out of range.
     """

@@ -168,7 +168,7 @@ def _confirm(
 
 
 def _find_embedder() -> Embedder | None:
-    """Return the embedder if its model is downloaded; otherwise print how to download it, and return None."""
+    """Return the default embedder if its model is downloaded; if not, print how to download it, and return None."""
     from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
     from rgate_integrations.models.download import cached_path
 

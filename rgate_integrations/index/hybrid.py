@@ -17,7 +17,8 @@ from rgate_integrations.runtime.letters import IDEOGRAPHS
 class BM25Index:
     """Passages, searchable by words (Robertson et al. 1994; k1 = 1.5, b = 0.75, without English stop words).
 
-    In Chinese and Japanese, each character is a word. The index is built in memory, in seconds, and cannot be saved.
+    In Chinese and Japanese, each character is a word; in other scripts, words of one character are ignored. The index
+    is built in memory, in seconds, and cannot be saved.
 
     Args:
         passages: The passages.

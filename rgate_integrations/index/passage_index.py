@@ -165,7 +165,8 @@ class PassageIndex:
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: An id already exists or occurs twice in the batch, or a value cannot be stored.
+            DataFormatError: Two of the passages have the same id; the index already has an id, and ``replace`` is
+                false; or a value cannot be stored.
             RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
         """
         if not passages:
@@ -226,7 +227,7 @@ class PassageIndex:
         self._state = _State.from_passages((*rest, *passages), buffer)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
-        """Return the passages with these ids, in this order; unknown ids are skipped."""
+        """Return the passages with these ids, in the order of ``ids``; unknown ids are skipped."""
         # Read once, because another thread may replace it meanwhile.
         state = self._state
         return [state.passages[state.row_of[name]] for name in map(str, ids) if name in state.row_of]

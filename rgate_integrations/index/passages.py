@@ -47,9 +47,10 @@ class Passage:
 
 
 def read_passages(path: str | Path) -> Iterator[Passage]:
-    """Read a corpus: JSONL, plain or gzipped, with ``text`` and optionally ``id``, ``title`` and more keys per line.
+    """Yield the passages of a JSONL file, plain or gzipped.
 
-    If ``id`` is missing or null, the line number is the id. Further keys become metadata.
+    Each line needs ``text``; ``id`` and ``title`` are optional, and all other keys become metadata. If ``id`` is
+    missing or null, the line number is the id.
 
     Raises:
         DataFormatError: The file cannot be read, or a line is not UTF-8 or not a passage; the message names file and

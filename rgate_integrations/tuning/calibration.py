@@ -150,7 +150,9 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Choose the lowest threshold that keeps the loss with the given confidence; `ALWAYS` if there is none.
+        """Choose the lowest threshold that keeps the loss with the given confidence.
+
+        It is `ALWAYS`, without a guarantee, if no threshold that skips a question does.
 
         Args:
             p: P(known) of each question, shape (n,).
@@ -370,11 +372,14 @@ def _check_savable(gate: DecisionEngine) -> None:
 
 
 def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
-    """Fit Platt scaling, which turns scores into probabilities and keeps their order.
+    """Return a map from scores to probabilities, fitted by Platt scaling.
+
+    A higher score never gets a lower probability.
 
     Args:
         p: Scores in [0, 1], shape (n,).
-        known: Labels, shape (n,). If all are the same, the map is the identity.
+        known: Whether each answer without retrieval is right, shape (n,). If all are the same, the map is the
+            identity.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.

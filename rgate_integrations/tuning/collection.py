@@ -199,7 +199,7 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call failed because of the server, ten in a row of one kind of arm failed, or all.
+            ServerError: The first call found no working server, ten calls in a row of one kind failed, or all failed.
             NoAnswerError: All answers of one kind of arm, at least three, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """

@@ -115,8 +115,9 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
 
     Shares and probabilities are in [0, 1]. An undefined metric is None.
 
-    - ``auc``: of P(known), for "right without retrieval".
-    - ``auc_utility``: of 1 - P(known), for "retrieval helps", on the questions where it helps or hurts.
+    - ``auc``: the AUC of P(known), which should be high where the answer without retrieval is right.
+    - ``auc_utility``: the AUC of 1 - P(known), which should be high where retrieval helps. It counts only the
+      questions for which exactly one of the two answers is right.
     - ``accuracy``: the share of questions that are known and skip, or are not known and retrieve.
     - ``ece``, ``brier``: expected calibration error and Brier score of P(known).
     - ``retrieval_rate``: the share of questions that retrieve.

@@ -154,8 +154,8 @@ def fine_tune(
 ) -> None:
     """Train a LoRA adapter to continue prompts with their targets, and save it.
 
-    Checkpoints are kept next to ``out`` until the run ends. On a CPU, the same seed gives the same weights, even if
-    the run was interrupted and resumed.
+    Checkpoints are kept next to ``out`` until the adapter is saved. On a CPU, the same seed gives the same weights,
+    even if the run was interrupted and resumed.
 
     Args:
         pairs: Training pairs.
@@ -163,12 +163,12 @@ def fine_tune(
         out: Folder for the adapter.
         recipe: Hyperparameters.
         seed: Seed of the adapter's initial weights, the order of the pairs, and dropout.
-        resume: Whether to continue from this run's last checkpoint, if it has one.
+        resume: Whether to continue from the last checkpoint, if there is one; otherwise, checkpoints are deleted.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: ``pairs`` is empty, ``out`` holds something other than an adapter, or the checkpoints
-            belong to another run.
+            with which to resume are from other data, options or weights.
     """
     if not pairs:
         raise ConfigurationError(

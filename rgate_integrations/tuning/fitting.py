@@ -201,7 +201,7 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 
 
 def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
-    """Return a sentence on how many questions the guarantee would need, estimated by resampling these questions."""
+    """Return a sentence on how many questions the policy needs for its guarantee, estimated by resampling these."""
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
         n = factor * len(p)
@@ -318,10 +318,10 @@ class Correction:
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:
-    """Fit a correction, and choose its shrinkage on held-out labels.
+    """Fit a correction, with the shrinkages that have the lowest log loss on held-out questions.
 
-    The first candidates of `HEAD_STRENGTHS` and `STRENGTHS` are used unless others are better by more than one
-    standard error.
+    The first candidates of `STRENGTHS` and `HEAD_STRENGTHS` are kept unless that loss is lower than theirs by more
+    than one standard error.
 
     Args:
         table: The data of the questions.
@@ -360,7 +360,10 @@ def crossfit(table: Table, seed: int) -> Float64Array:
 
 
 def _fit(table: Table, strength: float, head_strength: float) -> Correction:
-    """Fit a correction, with a shrinkage for the components and one for the features, which are standardised."""
+    """Fit a correction, with the shrinkage ``strength`` for the components and ``head_strength`` for the features.
+
+    The features are standardised first.
+    """
     components, features = table.states.shape[1], table.features.shape[1]
     # The prior is the offset, so with all weights at 0 the gate equals the prior.
     penalty = np.array([_SLOPE, *[strength] * components, *[head_strength] * features, _INTERCEPT])

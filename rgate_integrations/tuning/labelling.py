@@ -73,7 +73,7 @@ class Labels:
         target: The target of the fit, in [0, 1], shape (n,): the share of right samples of a question (KBM paper,
             section 2.2), or `known` if no sample has a label.
         unlabelled: Number of answered questions without a label.
-        judge: Name of the judge, the model that compared answers with gold ones; empty without one.
+        judge: Name of the model that compared the answers with gold ones; empty if `kind` is not ``"judge"``.
     """
 
     kind: str
@@ -167,7 +167,7 @@ def label(
         rag=rag.astype(bool),
         target=target,
         unlabelled=len(complete) - len(labelled),
-        judge="" if judge is None else judge.name,
+        judge=judge.name if kind == "judge" and judge is not None else "",
     )
 
 

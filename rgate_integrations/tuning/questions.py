@@ -166,7 +166,7 @@ class DataFile:
     Attributes:
         name: Name of the file, without folders.
         sha256: Checksum of the file.
-        examples: The questions in it, with their labels.
+        examples: Its questions with their labels; `read_examples` leaves out repetitions.
     """
 
     name: str
@@ -290,6 +290,9 @@ def _is_right(record: Record, question: Question, arm: str) -> bool:
     """Return the label of a record's answer or, without a label, whether the answer contains a gold answer.
 
     ``arm`` is the beginning of the record's keys for it: ``"closed_book"`` or ``"rag"``.
+
+    Raises:
+        DataFormatError: The label is invalid; or there is no label, and the answer or the gold answers are missing.
     """
     label = record.fields.get(f"{arm}_correct")
     if label in (True, False):

@@ -169,8 +169,8 @@ class Pair:
         values: Values of its fields.
         target: The text that the model should write.
         weight: Weight of the pair in the loss; a soft label becomes two pairs.
-        ends: Whether the end of an answer follows the target: a stop token or, if the prompt stops at one, a line
-            feed. False for verdicts that are only scored.
+        ends: Whether the end of an answer follows the target: a line feed if the template's answers end at one,
+            otherwise the model's stop token. False for verdicts that are only scored.
     """
 
     prompt: PromptTemplate
@@ -197,16 +197,20 @@ PROMPTS = {
 
 
 def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
-    """Return the prompt with which a trained gate gives its verdict; ``drafted`` says whether it reads drafts."""
+    """Return the prompt with which a fine-tuned gate, such as ``"ik"``, gives its verdict.
+
+    ``drafted`` says whether the gate reads drafts.
+    """
     return IK_DRAFT if gate == "ik" and drafted else PROMPTS[gate]
 
 
 def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
     """Return the training pairs of a labelled question.
 
-    A soft label becomes two weighted pairs, except for ADAPT-LLM (section 3.1, algorithm 1). Its target is
-    the gold answer if the LLM was right, or else ``<RET>``; in the second case, a question with a context
-    gives another pair, with the context in the prompt and the gold answer as the target.
+    The target is a verdict, and a soft label becomes two weighted pairs. ADAPT-LLM (section 3.1, algorithm 1) is
+    different: if the LLM was right, the target is the first gold answer. If it was wrong, the target is ``<RET>``,
+    and a question with a context gives a second pair, which has the context in the prompt and the first gold
+    answer as the target.
 
     Args:
         gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
