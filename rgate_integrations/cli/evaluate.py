@@ -300,7 +300,7 @@ def monitor(
     ],
     gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions with the calibration; list questions that neither a corpus nor the LLM may answer."""
+    """Compare logged decisions to the calibration; list questions that no corpus covers and the LLM may not know."""
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records

@@ -47,7 +47,12 @@ _PROVIDER = re.compile(r"([a-z][a-z_]+):(.+)")
 
 
 def request_options(think: Literal["off", "low", "as-is"], extra_body: str, tokens: int) -> RequestOptions:
-    """Return the options of requests to an LLM; an LLM that thinks first may write ``tokens`` more.
+    """Return the options of requests to an LLM.
+
+    Args:
+        think: The value of ``--think``.
+        extra_body: The value of ``--extra-body``.
+        tokens: The value of ``--thinking-tokens``: additional tokens for an answer if the LLM thinks first.
 
     Raises:
         ConfigurationError: ``extra_body`` is not a JSON object.

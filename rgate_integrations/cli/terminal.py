@@ -101,7 +101,7 @@ def make_policy(max_loss: float | None, budget: float | None) -> Policy:
 
 
 def load_object(name: str) -> Any:
-    """Import an object that is named as MODULE:OBJECT.
+    """Import and return the object with a name of the form MODULE:OBJECT.
 
     Raises:
         ConfigurationError: The object cannot be imported.
@@ -175,7 +175,7 @@ class _PlainFormatter(logging.Formatter):
 
 
 def print_log(level: int, form: str = "%(message)s") -> None:
-    """From now on, print log messages of a level and above to standard error."""
+    """Print log messages of a level and above to standard error, from now on."""
     handler = logging.StreamHandler()
     handler.setFormatter(_PlainFormatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -154,7 +154,7 @@ def _confirm(
     num_questions: int,
     calls: Mapping[str, int],
 ) -> None:
-    """Print the number of calls; if there are any, ask whether to continue, unless ``yes`` is true; "no" aborts.
+    """Print the number of calls. If there are any and ``yes`` is false, ask whether to continue; "no" aborts.
 
     Then ``report`` shows the progress bar, which would otherwise appear only after the first call.
     """

@@ -85,7 +85,7 @@ class HybridIndex:
 
     Args:
         dense: The dense index; BM25 indexes its passages.
-        pool: Number of results of each search to fuse, or ``k`` if that is larger.
+        pool: Number of results of each search to fuse. If a search asks for a larger ``k``, that many are fused.
 
     Raises:
         MissingDependencyError: bm25s is not installed.
@@ -101,7 +101,7 @@ class HybridIndex:
 
     @property
     def fingerprint(self) -> str:
-        """The dense index's fingerprint with ``pool``, on which the results also depend."""
+        """The dense index's fingerprint and ``pool``, because the results depend on both."""
         return f"{self.dense.fingerprint}-{self.pool}"
 
     @property

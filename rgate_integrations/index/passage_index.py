@@ -233,7 +233,7 @@ class PassageIndex:
         return [state.passages[state.row_of[name]] for name in map(str, ids) if name in state.row_of]
 
     def vectors(self, ids: Iterable[str]) -> Float32Array:
-        """Return the vectors of passages by id, shape (ids, dimension).
+        """Return the normalised vectors of passages, in the order of ``ids``, shape (ids, dimension).
 
         Raises:
             KeyError: An id is unknown.
@@ -269,7 +269,7 @@ class PassageIndex:
         Args:
             vectors: The query vectors, shape (queries, dimension).
             k: Maximum number of passages per query.
-            queries: The texts of the queries for `Hit.query`, which is empty when None.
+            queries: The texts of the queries, one per vector, for `Hit.query`; when None, `Hit.query` is empty.
 
         Raises:
             ConfigurationError: The vectors are not finite, their dimension differs from the index's, or ``k``

@@ -24,8 +24,8 @@ class Passage:
         id: Unique in its index. An int is converted to a string: 0 becomes "0". The empty string is a valid id.
         text: The passage.
         title: Title of its document; may be empty.
-        metadata: Further JSON values; None becomes empty. Do not change them: an index returns its own
-            objects.
+        metadata: Further JSON values; None becomes an empty dict. Do not change the metadata of a passage that an
+            index returned, because the index uses the same objects.
     """
 
     id: str

@@ -196,10 +196,10 @@ def evaluate(
         progress: See `judge`.
 
     Returns:
-        The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and the
-        decisions. ``sets`` and ``pooled`` have metrics, see `measure`. ``covered`` has, for each corpus, the share of
-        questions that it covers best. ``gate_ms`` is the mean time of a decision, in milliseconds. ``threshold`` is
-        None if it differs between questions.
+        The result, as JSON values, and the decisions. The keys of the result are ``gate``, ``threshold`` (None if it
+        differs between questions), ``draft``, ``sets`` (the metrics of each data set, see `measure`), ``pooled`` (the
+        metrics of all questions), ``covered`` (for each corpus, the share of questions that it covers; a question
+        counts only for the corpus that covers it best), ``gate_ms`` (mean time of a decision) and ``versions``.
 
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`.
@@ -277,7 +277,7 @@ class Drift:
 
     @property
     def advice(self) -> str:
-        """A sentence on whether to calibrate again; it reports a change only if the whole interval shows it."""
+        """A sentence on whether to calibrate again; it reports a change only if all of `interval` is at least 0.1."""
         low, high = self.interval
         if low >= _LARGE_DRIFT:
             return "The traffic has changed: calibrate again."
@@ -291,7 +291,7 @@ class Drift:
 
 
 def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
-    """Compare logged P(known) with P(known) at calibration, by the population stability index.
+    """Return how logged P(known) differs from P(known) at calibration, by the population stability index.
 
     The interval is from a basic bootstrap over both samples, which also removes the bias of the plain index:
     without it, two samples of 50 scores from the same traffic have an index of 0.3.
@@ -397,7 +397,7 @@ def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> 
 
 
 def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArray, PositionArray]]:
-    """Yield the training and the test indices of each fold of a shuffled cross-validation over ``n`` questions.
+    """Yield the indices of the training and of the test questions, for each fold of a shuffled cross-validation.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.

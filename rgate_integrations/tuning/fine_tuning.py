@@ -68,8 +68,8 @@ def train_adapter(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: The gate cannot be fine-tuned, or needs drafts, but ``options.draft`` is ``"none"``;
-            or `fine_tune` raises it.
+        ConfigurationError: ``gate`` is none of these, or it is ``"slimplm"`` and ``options.draft`` is ``"none"``; or
+            `fine_tune` raises it.
         DataFormatError: All labels are the same, or a recorded draft or gold answer that the gate needs is
             missing.
         RGateError: The model could not write a draft; see `rgate_integrations.tuning.training.drafts_for`.

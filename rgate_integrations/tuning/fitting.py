@@ -50,15 +50,15 @@ class Readings:
 
 @dataclass(frozen=True)
 class FittedGate:
-    """A fitted gate, and the P(known) of each of its questions from a fit that has not seen the question.
+    """A fitted gate, and how well it judges the questions to which it was fitted.
 
     Attributes:
         artifact: The gate, in the form in which it is saved.
         choice: Its threshold and guarantee.
-        indices: Indices of the labelled questions used for the fit, shape (n,).
-        p: This P(known), shape (n,).
-        auc: AUC of `p` for "right without retrieval".
-        auc_before: The same for the prior, the gate that was corrected.
+        indices: Indices in `Labels.answered` of the questions to which it was fitted, shape (n,).
+        p: P(known) of each of them, from a fit that has not seen the question, shape (n,).
+        auc: AUC of `p`, which should be high where the answer without retrieval is right.
+        auc_before: The same for the P(known) of the prior, the gate that was corrected.
     """
 
     artifact: TunedArtifact
@@ -131,11 +131,11 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate. Return None if fewer than 20 questions can be used, or if their answers are all right or all wrong.
+    """Fit a gate. Return None for fewer than 20 usable questions, or if the LLM knows all of them or none.
 
     Args:
         labels: The labelled answers.
-        readings: The decisions of the prior, the gate to be corrected, about their questions, and hidden states.
+        readings: What the prior, the gate to be corrected, decided about the questions, and their hidden states.
         policy: Chooses the threshold, on scores from fits that have not seen the question.
         tokens: Number of tokens of each partial answer to read, or 0 for the question alone. If above 0, answers
             without log-probabilities are left out.
@@ -184,7 +184,7 @@ def fit_gate(
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
-    """Return the gate as saved. Its weight and bias include the basis, so it multiplies the states once."""
+    """Return the gate as it is saved. It has no basis: its weight and bias apply to the hidden states themselves."""
     components = basis.projection.shape[1]
     (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + components, -1])
     weight = basis.projection @ states
@@ -249,7 +249,7 @@ class Basis:
 
     @classmethod
     def fit(cls, states: Float32Array, seed: int = 0) -> Basis:
-        """Compute a basis from states, shape (n, layers, hidden size), or from 2,000 random rows if n is larger."""
+        """Return the basis of states, shape (n, layers, hidden size); if n is above 2,000, of 2,000 random rows."""
         from sklearn.decomposition import PCA
 
         flat = states.reshape(len(states), -1).astype(np.float64)
@@ -393,7 +393,7 @@ def ridge_logistic(
         target: Probabilities in [0, 1], shape (n,).
         penalty: Shape (d,).
         offset: Shape (n,).
-        weights: Weights of the rows, shape (n,); equal when None.
+        weights: Weights of the rows, shape (n,); all 1 when None.
 
     Returns:
         The weights of the columns, shape (d,).

@@ -57,7 +57,7 @@ def train_probe(
     Raises:
         DataFormatError: All labels are the same, a label has fewer questions than there are folds, or a
             recorded draft is missing.
-        EvidenceError: The proxy must write drafts, but cannot generate text, or writes only thoughts.
+        EvidenceError: The proxy must write drafts, but it cannot generate text, or was cut off while thinking.
         ServerError: The proxy failed to write a draft.
         MissingDependencyError: scikit-learn is not installed.
     """

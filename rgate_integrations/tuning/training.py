@@ -77,7 +77,7 @@ class TrainingOptions:
     Attributes:
         draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` the LLM's, ``"none"`` only the question.
         tokens: Number of draft tokens to read.
-        folds: Folds of a probe's cross-validation, which also calibrates the probe; at least 2.
+        folds: Number of folds of the cross-validation that measures and calibrates a probe; at least 2.
         seed: Seed of all random choices.
         label: Name of the label, its key in the data, such as ``"closed_book_correct"``.
         labelled_by: Source of the labels, for the model card; empty if they came with the data.
@@ -105,7 +105,7 @@ class TrainingOptions:
 
     @property
     def reads(self) -> dict[str, Any]:
-        """The parameters of the trained gate that say which drafts it reads."""
+        """The parameters ``tokens`` and ``source`` of the trained gate, which say what drafts it reads."""
         if self.draft == "none":
             return {"tokens": 0, "source": "proxy"}
         return {"tokens": self.tokens, "source": self.draft}
@@ -247,13 +247,13 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
 def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """Read annotated claims (SlimPLM, section 3.3) as pairs for the claim rewriter.
 
-    Each line needs ``question`` and ``claims``, a list of objects with ``claim`` and, optionally, ``query``
-    and ``needs_search``; ``closed_book_text``, the draft of the answer, may be missing. Lines without a claim,
-    or with claims that could not be parsed back, are left out.
+    Each line needs ``question`` and ``claims``, a list of objects with the text ``claim``. Optional are ``query`` and
+    ``needs_search`` of a claim, and ``closed_book_text``, the draft of the answer. A line is left out if it has
+    no claim, or if `parse_claims` could not read its claims back from the text that the rewriter should write.
 
     Raises:
         DataFormatError: A file cannot be read, a line has no ``question`` or ``claims``, or a value has the
-            wrong type; the message names file and line.
+            wrong type; the message names the file and, for a line, its number.
     """
     pairs = []
     for path in paths:
@@ -266,7 +266,13 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
 
 
 def _print_claims(record: Record) -> str:
-    """Return a record's claims as the rewriter should write them; empty without claims or if our parser loses one."""
+    """Return a record's claims as the rewriter should write them.
+
+    The text is empty if the record has no claims, or if `parse_claims` could not read all of them back from it.
+
+    Raises:
+        DataFormatError: ``claims`` is missing or not a list, or a value in it has the wrong type.
+    """
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
         raise record.error("claims is missing or not a list")
