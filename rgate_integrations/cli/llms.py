@@ -83,8 +83,8 @@ def open_llm(
         key: Environment variable with the key of a server.
 
     Raises:
-        ConfigurationError: The name of the server's model is missing, the URL or provider is invalid, or a
-            local model has request options.
+        ConfigurationError: The name of the server's model is missing, the URL or provider is invalid, or the LLM is
+            local and ``options`` sets how much it thinks or an extra body.
         MissingDependencyError: LangChain or the provider's package is not installed.
     """
     if llm.startswith(("http://", "https://")):

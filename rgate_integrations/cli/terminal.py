@@ -185,9 +185,9 @@ def print_log(level: int, form: str = "%(message)s") -> None:
 
 @contextmanager
 def progress_bar(label: str = "", *, stopped: str) -> Iterator[Callable[..., None]]:
-    """Show a progress bar during a ``with`` block, if standard error is a terminal; yields its callback.
+    """Show a progress bar during a ``with`` block, and yield the callback that moves it.
 
-    The callback takes ``(label, done, total)``.
+    The callback takes ``(label, done, total)``. If standard error is not a terminal, nothing is shown.
 
     Args:
         label: The current activity. If empty, the bar appears at the first call of the callback.

@@ -132,7 +132,7 @@ class PassageIndex:
         *,
         report: Callable[[int], None] | None = None,
     ) -> PassageIndex:
-        """Build an index.
+        """Embed passages, and return an index of them.
 
         Args:
             passages: The passages; their ids must differ.

@@ -69,7 +69,7 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
 
 
 def check_passages(passages: Iterable[Passage]) -> list[Passage]:
-    """Check passages, and return copies whose metadata is as read back from JSON, with lists for tuples.
+    """Check passages, and return copies with the metadata that JSON would give back: a tuple becomes a list.
 
     Raises:
         DataFormatError: An id occurs twice, or a value cannot be stored; the message names the passage and the

@@ -131,8 +131,8 @@ class MaxLoss:
     The loss of a question is 1 if it is skipped and only the answer with retrieval is right, -1 if it is skipped and
     only the answer without retrieval is right, and 0 otherwise. For each threshold, from always retrieving downward,
     the hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024, "Estimating
-    means of bounded random variables by betting", section 4), which is valid for every n and gains power when the
-    arms rarely differ.
+    means of bounded random variables by betting", section 4), which is valid for any number of questions and needs
+    fewer of them if the arms rarely differ.
 
     Attributes:
         loss: Maximum loss of accuracy, in (0, 1).
@@ -224,7 +224,7 @@ def upper_bound(successes: int, n: int, confidence: float) -> float:
 
 
 def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
-    """Return a valid p-value for "the mean of the losses is above ``bound``".
+    """Return a valid p-value for the hypothesis that the expected loss of a question is above ``bound``.
 
     The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so
     the inverse of its maximum is a p-value (Ville's inequality). The bets are the "predictable plug-in" ones

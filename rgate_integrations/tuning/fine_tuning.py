@@ -1,4 +1,4 @@
-"""Trains LoRA adapters for gates and the claim rewriter with transformers; the loss counts only targets.
+"""Trains LoRA adapters for gates and the claim rewriter with transformers; the prompt does not count in the loss.
 
 This module imports torch, so import it only when you use it.
 """
@@ -287,7 +287,7 @@ def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> trans
 
 
 class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers has no types here
-    """Minimises the mean negative log-probability of the target tokens, weighted by row."""
+    """A trainer that minimises the mean negative log-probability of the target tokens, weighted by row."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> Any:
         """Return the loss of a batch from `collate`."""
@@ -303,7 +303,7 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
 
 @dataclass
 class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Reports finished steps to a progress callback."""
+    """A callback of the trainer that reports finished steps to a progress callback."""
 
     progress: Progress
 

@@ -290,7 +290,7 @@ class Table:
         return np.column_stack([self.prior, self.states, self.features, np.ones(len(self.prior))])
 
     def part(self, indices: PositionArray) -> Table:
-        """Return the questions at the given indices."""
+        """Return the rows of the table at the given indices."""
         return Table(
             self.prior[indices],
             self.states[indices],

@@ -131,7 +131,7 @@ def label(
     Raises:
         ConfigurationError: ``"judge"`` has no judge, or the file has verdicts made with other settings of it.
         DataFormatError: Gold answers are needed, but no question has any.
-        ServerError: The judge could not be reached.
+        ServerError: The judge could not be reached, or too many calls failed.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
     complete = answers.complete()
@@ -253,7 +253,7 @@ def ask_judge(
 
     Raises:
         ConfigurationError: There is no judge, or verdicts in the file were made with other settings of it.
-        ServerError: The judge could not be reached.
+        ServerError: The judge could not be reached, or too many calls failed.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
     if judge is None:
@@ -328,7 +328,7 @@ def collect(
             such as another LLM.
         DataFormatError: The questions or earlier answers cannot be read, a question has no gold answers, or
             ``out`` exists without its file of answers.
-        ServerError: The LLM or the judge could not be reached.
+        ServerError: The LLM or the judge could not be reached, or too many calls failed.
         NoAnswerError: Answers were cut off, for example while the LLM or judge was still thinking.
         LockedError: Another process is writing to the file.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.

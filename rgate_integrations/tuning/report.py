@@ -75,7 +75,7 @@ def read_results(paths: str | Path | Sequence[str | Path]) -> list[Result]:
 
 
 def report_page(results: Sequence[Result]) -> str:
-    """Return a self-contained HTML page on evaluations, which loads nothing from the network.
+    """Return an HTML page about evaluations. It is self-contained: it loads nothing from the network.
 
     Args:
         results: Results of evaluations; the page shows one at a time.
@@ -127,7 +127,7 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
 
 
 def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0) -> Float64Array | None:
-    """Return the mean number of tokens read and written per question, shape (2,).
+    """Return the mean number of tokens that the LLM reads and writes per question, shape (2,).
 
     Args:
         answered: The questions, with the answers of both arms.
