@@ -329,11 +329,11 @@ class PassageIndex:
 
         Args:
             folder: The folder.
-            embedder: The embedder with which it was built; by default the one that the index names.
+            embedder: The embedder with which the index was built; by default the one that the index names.
 
         Raises:
             IndexNotFoundError: The folder has no index.
-            IndexCorruptError: Its file is unreadable, truncated, changed, or of another kind.
+            IndexCorruptError: The file of the index is unreadable, truncated or changed, or is not an index.
             IndexMismatchError: The index was built with another embedder or has another format.
             RGateError: The embedder's model cannot be found; see `SentenceEmbedder.embed`.
             MissingDependencyError: FAISS is not installed.

@@ -122,7 +122,7 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
 
     Returns:
         The logits of ``known`` for an LLM of ability 0, shape (n,), NaN where a request asks for no fact; and
-        their slope, the increase per unit of ability.
+        the median of their increases per unit of ability.
 
     Raises:
         RGateError: The gate could not judge a question.

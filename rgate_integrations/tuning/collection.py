@@ -145,7 +145,7 @@ class Answers:
         self.arms |= arms
 
     def complete(self) -> list[Answered]:
-        """Return the questions that the direct and the retrieve arm have answered, those of this run first.
+        """Return the questions that both the direct and the retrieve arm have answered, those of this run first.
 
         If only one of these two arms was added, the questions that it has answered are returned. Samples may be
         missing.

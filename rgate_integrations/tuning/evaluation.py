@@ -115,13 +115,12 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
 
     Shares and probabilities are in [0, 1]. An undefined metric is None.
 
-    - ``auc``: the AUC of P(known), which should be high where the answer without retrieval is right.
-    - ``auc_utility``: the AUC of 1 - P(known), which should be high where retrieval helps. It counts only the
-      questions for which exactly one of the two answers is right.
+    - ``auc``: how well P(known) ranks the questions that are right without retrieval above the others (`auc`).
+    - ``auc_utility``: how well 1 - P(known) ranks the questions where retrieval helps above those where it hurts.
     - ``accuracy``: the share of questions that are known and skip, or are not known and retrieve.
     - ``ece``, ``brier``: expected calibration error and Brier score of P(known).
     - ``retrieval_rate``: the share of questions that retrieve.
-    - ``containment_accuracy``: the share of right answers.
+    - ``containment_accuracy``: the share of right answers with this gate.
     - ``never``, ``always``, ``random_same_rate``, ``oracle``: the share of right answers if retrieval is never used,
       always used, used at random at the gate's rate, or used exactly where only it gives the right answer.
     - ``helped``: the number of skipped questions for which only the answer without retrieval is right.

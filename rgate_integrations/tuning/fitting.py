@@ -57,7 +57,7 @@ class FittedGate:
         choice: Its threshold and guarantee.
         indices: Indices in `Labels.answered` of the questions to which it was fitted, shape (n,).
         p: P(known) of each of them, from a fit that has not seen the question, shape (n,).
-        auc: AUC of `p`, which should be high where the answer without retrieval is right.
+        auc: AUC of `p`: how well it ranks the questions that are right without retrieval above the others.
         auc_before: The same for the P(known) of the prior, the gate that was corrected.
     """
 
