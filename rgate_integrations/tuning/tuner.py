@@ -50,7 +50,7 @@ class TuneOptions:
     Attributes:
         policy: Chooses the threshold: `MaxLoss` or `Budget`.
         labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
-        judge: A model that judges answers against gold ones; ``labels="judge"`` needs one.
+        judge: A model that judges answers against gold ones; ``"judge"`` needs one, and ``"auto"`` uses one if given.
         max_questions: Maximum number of questions to ask, drawn at random, at least 1; all when None.
         embedder: Detects answers of the same meaning, for ``labels="agreement"``; when None, only words are compared.
         concurrency: Maximum concurrent calls, at least 1; your own objects are called from worker threads.
