@@ -189,6 +189,14 @@ def test_labels_of_a_judge_need_one():
         label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), {}, {})]), "judge")
 
 
+def test_a_judge_that_judged_nothing_is_not_named():
+    """Regression: with gold labels, an error said to check that the unused judge replies Yes or No."""
+    drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
+    complete = [Answered(Question("x?", ("Paris",)), drafts, {}), Answered(Question("y?"), drafts, {})]
+    labels = label(Mock(complete=lambda: complete), "gold", judge=ScriptedProxy())
+    assert (labels.unlabelled, labels.judge) == (1, "")
+
+
 def test_a_server_is_asked_for_samples_and_the_gate_is_fitted_to_the_share_that_is_right(
     tmp_path, prior, fake
 ):

@@ -112,8 +112,10 @@ def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
     written = ["README.md", "answer-first", "gate.json", "prior", "report.html", "weights.safetensors"]
     assert sorted(path.name for path in found.folder.iterdir()) == written
     page = (found.folder / "report.html").read_text()
-    for sentence in (fitted.choice.guarantee, "tuned, answer first", "shipped"):
+    for sentence in (fitted.choice.guarantee, "tuned, answer first"):
         assert json.dumps(sentence) in page
+    # Regression: a gate of one's own was called "shipped", and shown with the threshold 0.5, which was not its own.
+    assert '"gate": "before tuning", "draft": "", "threshold": 0.6' in page
     shutil.rmtree(tmp_path / "shipped")  # the shipped gate is kept in the folder
     gate = load_gate(str(found.folder), proxy=Reader(), on_error="raise")
     even, odd = gate.decide_batch(["what is number 102?", "what is number 103?"])

@@ -61,6 +61,7 @@ def shipped(tmp_path):
     probe = ProbeArtifact(
         weight=np.zeros((1, 4), dtype=np.float32),
         bias=0.0,
+        threshold=0.6,
         layers=((2, "question", "mean"),),
         tokens=0,
         source="proxy",

@@ -56,8 +56,8 @@ def decide(
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if any could not be judged.
 
     Prints the decision, P(known), the question and the reason. An argument or line may also be a JSON object with
-    "question" and, for gates that use them, "draft", "popularity" and "history", a list of turns. From the
-    first one that begins with "{", all must be such objects; any other gets an error instead of a decision.
+    "question" and, for gates that use them, "draft", "popularity" and "history", a list of turns. From the first one
+    that begins with "{" on, all must be such objects; any other gets an error instead of a decision.
     """
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.gates.rules import Rules
@@ -134,7 +134,7 @@ def _answer(
     k: int,
     threshold: float | None,
 ) -> Decision:
-    """Answer a question, print each step, and return the decision. For an invalid question, only print the error."""
+    """Answer a question, print each step, and return the decision. An invalid question gets only an error."""
     from rgate_integrations.answering.answers import write_answers
     from rgate_integrations.answering.query_plan import plan_queries
     from rgate_integrations.engine.decider import read_item
@@ -190,7 +190,7 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
 def _read_requests(
     lines: Iterable[str], threshold: float | None
 ) -> Iterator[tuple[object, Request | Failed]]:
-    """Read a question or a JSON object from each line; yield the question as given, and its request or error."""
+    """Yield, for each line, the question as given and its request or error; a line is a question or a JSON object."""
     from rgate_integrations.engine.decider import Failed, read_item
     from rgate_integrations.runtime.files import parse_json
 

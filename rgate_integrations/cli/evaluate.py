@@ -256,8 +256,10 @@ def _load_judged(
 ) -> DecisionEngine:
     """Return the gate to evaluate or calibrate; ``"default"`` means the shipped gate for this kind of draft.
 
+    If ``draft`` is ``"none"``, the gate ``"ik"`` reads only the question.
+
     Raises:
-        ConfigurationError: The gate reads a draft, and ``draft`` is ``"none"``.
+        ConfigurationError: ``draft`` is ``"none"``, and the gate reads a draft and is not ``"ik"``.
     """
     from rgate_integrations.engine.loading import DEFAULT_GATES, load_gate
     from rgate_integrations.gates.evidence.base import expand_specs
@@ -298,7 +300,7 @@ def monitor(
     ],
     gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions with the calibration; list questions that neither a corpus nor the LLM may answer."""
+    """Compare logged decisions to the calibration; list questions that no corpus covers and the LLM may not know."""
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records

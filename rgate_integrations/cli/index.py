@@ -71,8 +71,8 @@ def open_index(folder: Path | None) -> PassageIndex:
     Raises:
         IndexNotFoundError: The folder has no index.
         LockedError: Another process is building the demo's index.
-        RGateError: The folder's index is damaged, or made with another embedder or in another format; or the demo's
-            corpus cannot be downloaded.
+        RGateError: The index is damaged; the folder's index was made with another embedder or in another format; or
+            the demo's corpus cannot be downloaded.
     """
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.models.download import cache_dir, corpus_path

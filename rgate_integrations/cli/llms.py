@@ -47,7 +47,12 @@ _PROVIDER = re.compile(r"([a-z][a-z_]+):(.+)")
 
 
 def request_options(think: Literal["off", "low", "as-is"], extra_body: str, tokens: int) -> RequestOptions:
-    """Return the options of requests to an LLM; an LLM that thinks first may write ``tokens`` more.
+    """Return the options of requests to an LLM.
+
+    Args:
+        think: The value of ``--think``.
+        extra_body: The value of ``--extra-body``.
+        tokens: The value of ``--thinking-tokens``: additional tokens for an answer if the LLM thinks first.
 
     Raises:
         ConfigurationError: ``extra_body`` is not a JSON object.
@@ -78,8 +83,8 @@ def open_llm(
         key: Environment variable with the key of a server.
 
     Raises:
-        ConfigurationError: The name of the server's model is missing, the URL or provider is invalid, or a
-            local model has request options.
+        ConfigurationError: The name of the server's model is missing, the URL or provider is invalid, or the LLM is
+            local and ``options`` sets how much it thinks or an extra body.
         MissingDependencyError: LangChain or the provider's package is not installed.
     """
     if llm.startswith(("http://", "https://")):

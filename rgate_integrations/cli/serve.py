@@ -86,7 +86,8 @@ def serve(
     """Serve decisions over HTTP; with --upstream, also as a gateway that retrieves if the LLM needs it.
 
     POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics; with --upstream, also all routes of
-    that server. If the environment variable RGATE_TOKEN is set, clients must send it as the bearer token.
+    that server. If the environment variable RGATE_TOKEN is set, clients must send it as the bearer token, except to
+    /health and /ready.
     """
     with needs_extra("serve"):
         from rgate_integrations.serving.app import make_app
@@ -155,7 +156,7 @@ def _make_gateway(
 def _load_served(
     name: str, llm_name: str, threshold: float | None = None, corpus: Corpus | None = None
 ) -> DecisionEngine:
-    """Return the gate of a server; after this, no catalogue model is downloaded on first use."""
+    """Return the gate of a server. From now on, missing models of the catalogue are not downloaded on first use."""
     forbid_downloads()
     gate = rgate_integrations.load_gate(name, llm_name=llm_name, corpus=corpus or None)
     return gate if threshold is None else gate.with_options(threshold=threshold)
@@ -165,8 +166,8 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
     """Return what searches: an unnamed index, a dict of named ones, or the object called ``name``; None without any.
 
     Raises:
-        ConfigurationError: Several indexes share a name or lack one, both indexes and an object were given, or the
-            object cannot be imported or cannot search.
+        ConfigurationError: There are several indexes, and two share a name or one has none; both indexes and an
+            object were given; or the object cannot be imported or cannot search.
     """
     if name is not None:
         if indexes:

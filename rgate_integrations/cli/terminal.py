@@ -85,6 +85,8 @@ BudgetOption = Annotated[
 def make_policy(max_loss: float | None, budget: float | None) -> Policy:
     """Return the policy that chooses a threshold, from the options ``--max-loss`` and ``--budget``.
 
+    If neither is set, it is ``MaxLoss(0.02)``.
+
     Raises:
         ConfigurationError: Both options are set, or one is out of range.
     """
@@ -99,7 +101,7 @@ def make_policy(max_loss: float | None, budget: float | None) -> Policy:
 
 
 def load_object(name: str) -> Any:
-    """Import an object that is named as MODULE:OBJECT.
+    """Import and return the object with a name of the form MODULE:OBJECT.
 
     Raises:
         ConfigurationError: The object cannot be imported.
@@ -173,7 +175,7 @@ class _PlainFormatter(logging.Formatter):
 
 
 def print_log(level: int, form: str = "%(message)s") -> None:
-    """From now on, print log messages of a level and above to standard error."""
+    """Print log messages of a level and above to standard error, from now on."""
     handler = logging.StreamHandler()
     handler.setFormatter(_PlainFormatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -183,9 +185,9 @@ def print_log(level: int, form: str = "%(message)s") -> None:
 
 @contextmanager
 def progress_bar(label: str = "", *, stopped: str) -> Iterator[Callable[..., None]]:
-    """Show a progress bar during a ``with`` block, if standard error is a terminal; yields its callback.
+    """Show a progress bar during a ``with`` block, and yield the callback that moves it.
 
-    The callback takes ``(label, done, total)``.
+    The callback takes ``(label, done, total)``. If standard error is not a terminal, nothing is shown.
 
     Args:
         label: The current activity. If empty, the bar appears at the first call of the callback.

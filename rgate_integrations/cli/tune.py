@@ -154,7 +154,7 @@ def _confirm(
     num_questions: int,
     calls: Mapping[str, int],
 ) -> None:
-    """Print the number of calls; if there are any, ask whether to continue, unless ``yes`` is true; "no" aborts.
+    """Print the number of calls. If there are any and ``yes`` is false, ask whether to continue; "no" aborts.
 
     Then ``report`` shows the progress bar, which would otherwise appear only after the first call.
     """
@@ -168,7 +168,7 @@ def _confirm(
 
 
 def _find_embedder() -> Embedder | None:
-    """Return the embedder if its model is downloaded; otherwise print how to download it, and return None."""
+    """Return the default embedder if its model is downloaded; if not, print how to download it, and return None."""
     from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
     from rgate_integrations.models.download import cached_path
 

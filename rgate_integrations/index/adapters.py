@@ -113,7 +113,7 @@ def _has(source: Any, method: str) -> bool:
 
 
 def _takes_k(function: Callable[..., Any]) -> bool:
-    """Return whether a function takes ``k``: a second positional parameter that is required or has that name."""
+    """Return whether a function takes ``k``: it has a second positional parameter, required or named ``k``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:2]
     except (ValueError, TypeError):  # some functions in C have no signature

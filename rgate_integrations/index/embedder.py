@@ -79,11 +79,11 @@ class SentenceEmbedder:
         """Return normalised vectors of passages, shape (texts, dimension); for queries, use `embed_queries`.
 
         Raises:
-            ModelLoadError: The model's path is not a folder, the model is missing and downloads are forbidden here,
-                or it cannot be loaded.
+            ModelLoadError: The model's path is not a folder; the model is missing, and this process may not download
+                it; or it cannot be loaded.
             DownloadError: The model could not be downloaded.
             MissingDependencyError: The extra ``local`` is needed, and is not installed.
-            UnknownNameError: No model has that name.
+            UnknownNameError: The name is neither one that ``rgate download`` lists, nor a folder, nor a Hub id.
         """
         return _shared(self.name).embed(texts)
 

@@ -17,7 +17,8 @@ from rgate_integrations.runtime.letters import IDEOGRAPHS
 class BM25Index:
     """Passages, searchable by words (Robertson et al. 1994; k1 = 1.5, b = 0.75, without English stop words).
 
-    In Chinese and Japanese, each character is a word. The index is built in memory, in seconds, and cannot be saved.
+    In Chinese and Japanese, each character is a word; in other scripts, words of one character are ignored. The index
+    is built in memory, in seconds, and cannot be saved.
 
     Args:
         passages: The passages.
@@ -84,7 +85,7 @@ class HybridIndex:
 
     Args:
         dense: The dense index; BM25 indexes its passages.
-        pool: Number of results of each search to fuse, or ``k`` if that is larger.
+        pool: Number of results of each search to fuse. If a search asks for a larger ``k``, that many are fused.
 
     Raises:
         MissingDependencyError: bm25s is not installed.
@@ -100,7 +101,7 @@ class HybridIndex:
 
     @property
     def fingerprint(self) -> str:
-        """The dense index's fingerprint with ``pool``, on which the results also depend."""
+        """The dense index's fingerprint and ``pool``, because the results depend on both."""
         return f"{self.dense.fingerprint}-{self.pool}"
 
     @property

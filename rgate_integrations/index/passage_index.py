@@ -132,7 +132,7 @@ class PassageIndex:
         *,
         report: Callable[[int], None] | None = None,
     ) -> PassageIndex:
-        """Build an index.
+        """Embed passages, and return an index of them.
 
         Args:
             passages: The passages; their ids must differ.
@@ -165,7 +165,8 @@ class PassageIndex:
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: An id already exists or occurs twice in the batch, or a value cannot be stored.
+            DataFormatError: Two of the passages have the same id; the index already has an id, and ``replace`` is
+                false; or a value cannot be stored.
             RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
         """
         if not passages:
@@ -226,13 +227,13 @@ class PassageIndex:
         self._state = _State.from_passages((*rest, *passages), buffer)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
-        """Return the passages with these ids, in this order; unknown ids are skipped."""
+        """Return the passages with these ids, in the order of ``ids``; unknown ids are skipped."""
         # Read once, because another thread may replace it meanwhile.
         state = self._state
         return [state.passages[state.row_of[name]] for name in map(str, ids) if name in state.row_of]
 
     def vectors(self, ids: Iterable[str]) -> Float32Array:
-        """Return the vectors of passages by id, shape (ids, dimension).
+        """Return the normalised vectors of passages, in the order of ``ids``, shape (ids, dimension).
 
         Raises:
             KeyError: An id is unknown.
@@ -268,7 +269,7 @@ class PassageIndex:
         Args:
             vectors: The query vectors, shape (queries, dimension).
             k: Maximum number of passages per query.
-            queries: The texts of the queries for `Hit.query`, which is empty when None.
+            queries: The texts of the queries, one per vector, for `Hit.query`; when None, `Hit.query` is empty.
 
         Raises:
             ConfigurationError: The vectors are not finite, their dimension differs from the index's, or ``k``
@@ -328,11 +329,11 @@ class PassageIndex:
 
         Args:
             folder: The folder.
-            embedder: The embedder with which it was built; by default the one that the index names.
+            embedder: The embedder with which the index was built; by default the one that the index names.
 
         Raises:
             IndexNotFoundError: The folder has no index.
-            IndexCorruptError: Its file is unreadable, truncated, changed, or of another kind.
+            IndexCorruptError: The file of the index is unreadable, truncated or changed, or is not an index.
             IndexMismatchError: The index was built with another embedder or has another format.
             RGateError: The embedder's model cannot be found; see `SentenceEmbedder.embed`.
             MissingDependencyError: FAISS is not installed.

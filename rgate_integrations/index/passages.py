@@ -24,8 +24,8 @@ class Passage:
         id: Unique in its index. An int is converted to a string: 0 becomes "0". The empty string is a valid id.
         text: The passage.
         title: Title of its document; may be empty.
-        metadata: Further JSON values; None becomes empty. Do not change them: an index returns its own
-            objects.
+        metadata: Further JSON values; None becomes an empty dict. Do not change the metadata of a passage that an
+            index returned, because the index uses the same objects.
     """
 
     id: str
@@ -47,9 +47,10 @@ class Passage:
 
 
 def read_passages(path: str | Path) -> Iterator[Passage]:
-    """Read a corpus: JSONL, plain or gzipped, with ``text`` and optionally ``id``, ``title`` and more keys per line.
+    """Yield the passages of a JSONL file, plain or gzipped.
 
-    If ``id`` is missing or null, the line number is the id. Further keys become metadata.
+    Each line needs ``text``; ``id`` and ``title`` are optional, and all other keys become metadata. If ``id`` is
+    missing or null, the line number is the id.
 
     Raises:
         DataFormatError: The file cannot be read, or a line is not UTF-8 or not a passage; the message names file and
@@ -68,7 +69,7 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
 
 
 def check_passages(passages: Iterable[Passage]) -> list[Passage]:
-    """Check passages, and return copies whose metadata is as read back from JSON, with lists for tuples.
+    """Check passages, and return copies with the metadata that JSON would give back: a tuple becomes a list.
 
     Raises:
         DataFormatError: An id occurs twice, or a value cannot be stored; the message names the passage and the

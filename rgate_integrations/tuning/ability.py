@@ -67,8 +67,8 @@ def measure_ability(
     Each answer is saved immediately in a file next to ``out``, so an interrupted run resumes without
     repeating answered calls. An answer is right if it contains a gold answer, compared by whole words.
 
-    The estimate is the maximum a posteriori. The prior is the ability that the LLM's name suggests; the default
-    gate gives the difficulty of each question.
+    The estimate is the most probable ability given the answers, where the ability that the LLM's name suggests is
+    the prior. The default gate gives the difficulty of each question.
 
     Args:
         arm: What asks the LLM, such as a `rgate_integrations.tuning.arms.ModelArm`; its name is the LLM's name.
@@ -80,7 +80,7 @@ def measure_ability(
         ConfigurationError: ``out`` holds something other than an ability, or earlier answers were made with
             other settings, such as another LLM.
         DataFormatError: Fewer than 20 questions were answered.
-        ServerError: The LLM could not be reached.
+        ServerError: The LLM could not be reached, or too many calls failed.
         NoAnswerError: Answers were cut off, for example while the LLM was still thinking.
         RGateError: The default gate could not judge a question, for example because its models are missing.
         LockedError: Another process is using ``out``.
@@ -122,7 +122,7 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
 
     Returns:
         The logits of ``known`` for an LLM of ability 0, shape (n,), NaN where a request asks for no fact; and
-        their slope, the increase per unit of ability.
+        the median of their increases per unit of ability.
 
     Raises:
         RGateError: The gate could not judge a question.

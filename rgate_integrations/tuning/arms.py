@@ -162,7 +162,7 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
         seed: Seed; a different one draws different answers.
 
     Raises:
-        ConfigurationError: ``direct`` is an object from your application, but only a model can sample.
+        ConfigurationError: ``n`` is not 0, and ``direct`` is an object from your application, which cannot sample.
     """
     if n == 0:
         return {}

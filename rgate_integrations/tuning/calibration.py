@@ -131,8 +131,8 @@ class MaxLoss:
     The loss of a question is 1 if it is skipped and only the answer with retrieval is right, -1 if it is skipped and
     only the answer without retrieval is right, and 0 otherwise. For each threshold, from always retrieving downward,
     the hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024, "Estimating
-    means of bounded random variables by betting", section 4), which is valid for every n and gains power when the
-    arms rarely differ.
+    means of bounded random variables by betting", section 4), which is valid for any number of questions and needs
+    fewer of them if the arms rarely differ.
 
     Attributes:
         loss: Maximum loss of accuracy, in (0, 1).
@@ -150,7 +150,9 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Choose the lowest threshold that keeps the loss with the given confidence; `ALWAYS` if there is none.
+        """Choose the lowest threshold that keeps the loss with the given confidence.
+
+        It is `ALWAYS`, without a guarantee, if no threshold that skips a question does.
 
         Args:
             p: P(known) of each question, shape (n,).
@@ -222,7 +224,7 @@ def upper_bound(successes: int, n: int, confidence: float) -> float:
 
 
 def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
-    """Return a valid p-value for "the mean of the losses is above ``bound``".
+    """Return a valid p-value for the hypothesis that the expected loss of a question is above ``bound``.
 
     The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so
     the inverse of its maximum is a p-value (Ville's inequality). The bets are the "predictable plug-in" ones
@@ -370,11 +372,14 @@ def _check_savable(gate: DecisionEngine) -> None:
 
 
 def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
-    """Fit Platt scaling, which turns scores into probabilities and keeps their order.
+    """Return a map from scores to probabilities, fitted by Platt scaling.
+
+    A higher score never gets a lower probability.
 
     Args:
         p: Scores in [0, 1], shape (n,).
-        known: Labels, shape (n,). If all are the same, the map is the identity.
+        known: Whether each answer without retrieval is right, shape (n,). If all are the same, the map is the
+            identity.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.

@@ -145,9 +145,10 @@ class Answers:
         self.arms |= arms
 
     def complete(self) -> list[Answered]:
-        """Return the questions that the direct and the retrieve arm have answered, those of this run first.
+        """Return the questions that both the direct and the retrieve arm have answered, those of this run first.
 
-        If only one of these arms was added, its answer is enough. Samples may be missing.
+        If only one of these two arms was added, the questions that it has answered are returned. Samples may be
+        missing.
         """
         complete = []
         needed = {"direct", "retrieve"} & self.arms.keys()
@@ -199,7 +200,7 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call failed because of the server, ten in a row of one kind of arm failed, or all.
+            ServerError: The first call found no working server, ten calls in a row of one kind failed, or all failed.
             NoAnswerError: All answers of one kind of arm, at least three, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """
@@ -252,7 +253,7 @@ class Answers:
             )
 
     def _check_finished(self, direct: Arm) -> None:
-        """Raise `NoAnswerError` if a server cut off every answer, because each may hold only thinking."""
+        """Raise `NoAnswerError` if a server cut off all direct answers, at least three: they may be only thinking."""
         finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
         is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, RemoteModel)
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
@@ -330,7 +331,7 @@ class Answers:
 
 
 def answers_file(out: str | Path) -> Path:
-    """Return the path of the file of answers next to ``out``, which is a file of paired data or a folder."""
+    """Return the path of the answers behind ``out``, a file or folder: ``NAME.answers.jsonl`` next to it."""
     path = expand(out)
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
 
@@ -347,7 +348,7 @@ def cached_answers(
 
     Args:
         what: Name of the kind of answer, such as ``"drafts"``.
-        arms: The arms, by name. Each model has its own file, even if two have the same name.
+        arms: The arms, by name. Arms with other settings have another file.
         questions: The questions.
         progress: Progress callback: ``(label, done, total)``.
 

@@ -115,12 +115,12 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
 
     Shares and probabilities are in [0, 1]. An undefined metric is None.
 
-    - ``auc``: of P(known), for "right without retrieval".
-    - ``auc_utility``: of 1 - P(known), for "retrieval helps", on the questions where it helps or hurts.
+    - ``auc``: how well P(known) ranks the questions that are right without retrieval above the others (`auc`).
+    - ``auc_utility``: how well 1 - P(known) ranks the questions where retrieval helps above those where it hurts.
     - ``accuracy``: the share of questions that are known and skip, or are not known and retrieve.
     - ``ece``, ``brier``: expected calibration error and Brier score of P(known).
     - ``retrieval_rate``: the share of questions that retrieve.
-    - ``containment_accuracy``: the share of right answers.
+    - ``containment_accuracy``: the share of right answers with this gate.
     - ``never``, ``always``, ``random_same_rate``, ``oracle``: the share of right answers if retrieval is never used,
       always used, used at random at the gate's rate, or used exactly where only it gives the right answer.
     - ``helped``: the number of skipped questions for which only the answer without retrieval is right.
@@ -195,10 +195,10 @@ def evaluate(
         progress: See `judge`.
 
     Returns:
-        The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and the
-        decisions. ``sets`` and ``pooled`` have metrics, see `measure`. ``covered`` has, for each corpus, the share of
-        questions that it covers best. ``gate_ms`` is the mean time of a decision, in milliseconds. ``threshold`` is
-        None if it differs between questions.
+        The result, as JSON values, and the decisions. The keys of the result are ``gate``, ``threshold`` (None if it
+        differs between questions), ``draft``, ``sets`` (the metrics of each data set, see `measure`), ``pooled`` (the
+        metrics of all questions), ``covered`` (for each corpus, the share of questions that it covers; a question
+        counts only for the corpus that covers it best), ``gate_ms`` (mean time of a decision) and ``versions``.
 
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`.
@@ -276,7 +276,7 @@ class Drift:
 
     @property
     def advice(self) -> str:
-        """A sentence on whether to calibrate again; it reports a change only if the whole interval shows it."""
+        """A sentence on whether to calibrate again; it reports a change only if all of `interval` is at least 0.1."""
         low, high = self.interval
         if low >= _LARGE_DRIFT:
             return "The traffic has changed: calibrate again."
@@ -290,7 +290,7 @@ class Drift:
 
 
 def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
-    """Compare logged P(known) with P(known) at calibration, by the population stability index.
+    """Return how logged P(known) differs from P(known) at calibration, by the population stability index.
 
     The interval is from a basic bootstrap over both samples, which also removes the bias of the plain index:
     without it, two samples of 50 scores from the same traffic have an index of 0.3.
@@ -396,7 +396,7 @@ def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> 
 
 
 def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArray, PositionArray]]:
-    """Yield the training and the test indices of each fold of a shuffled cross-validation over ``n`` questions.
+    """Yield the indices of the training and of the test questions, for each fold of a shuffled cross-validation.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.

@@ -1,4 +1,4 @@
-"""Trains LoRA adapters for gates and the claim rewriter with transformers; the loss counts only targets.
+"""Trains LoRA adapters for gates and the claim rewriter with transformers; the prompt does not count in the loss.
 
 This module imports torch, so import it only when you use it.
 """
@@ -68,8 +68,8 @@ def train_adapter(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: The gate cannot be fine-tuned, or needs drafts, but ``options.draft`` is ``"none"``;
-            or `fine_tune` raises it.
+        ConfigurationError: ``gate`` is none of these, or it is ``"slimplm"`` and ``options.draft`` is ``"none"``; or
+            `fine_tune` raises it.
         DataFormatError: All labels are the same, or a recorded draft or gold answer that the gate needs is
             missing.
         RGateError: The model could not write a draft; see `rgate_integrations.tuning.training.drafts_for`.
@@ -154,8 +154,8 @@ def fine_tune(
 ) -> None:
     """Train a LoRA adapter to continue prompts with their targets, and save it.
 
-    Checkpoints are kept next to ``out`` until the run ends. On a CPU, the same seed gives the same weights, even if
-    the run was interrupted and resumed.
+    Checkpoints are kept next to ``out`` until the adapter is saved. On a CPU, the same seed gives the same weights,
+    even if the run was interrupted and resumed.
 
     Args:
         pairs: Training pairs.
@@ -163,12 +163,12 @@ def fine_tune(
         out: Folder for the adapter.
         recipe: Hyperparameters.
         seed: Seed of the adapter's initial weights, the order of the pairs, and dropout.
-        resume: Whether to continue from this run's last checkpoint, if it has one.
+        resume: Whether to continue from the last checkpoint, if there is one; otherwise, checkpoints are deleted.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: ``pairs`` is empty, ``out`` holds something other than an adapter, or the checkpoints
-            belong to another run.
+            with which to resume are from other data, options or weights.
     """
     if not pairs:
         raise ConfigurationError(
@@ -287,7 +287,7 @@ def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> trans
 
 
 class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers has no types here
-    """Minimises the mean negative log-probability of the target tokens, weighted by row."""
+    """A trainer that minimises the mean negative log-probability of the target tokens, weighted by row."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> Any:
         """Return the loss of a batch from `collate`."""
@@ -303,7 +303,7 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
 
 @dataclass
 class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Reports finished steps to a progress callback."""
+    """A callback of the trainer that reports finished steps to a progress callback."""
 
     progress: Progress
 

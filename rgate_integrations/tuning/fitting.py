@@ -50,15 +50,15 @@ class Readings:
 
 @dataclass(frozen=True)
 class FittedGate:
-    """A fitted gate, and the P(known) of each of its questions from a fit that has not seen the question.
+    """A fitted gate, and how well it judges the questions to which it was fitted.
 
     Attributes:
         artifact: The gate, in the form in which it is saved.
         choice: Its threshold and guarantee.
-        indices: Indices of the labelled questions used for the fit, shape (n,).
-        p: This P(known), shape (n,).
-        auc: AUC of `p` for "right without retrieval".
-        auc_before: The same for the prior, the gate that was corrected.
+        indices: Indices in `Labels.answered` of the questions to which it was fitted, shape (n,).
+        p: P(known) of each of them, from a fit that has not seen the question, shape (n,).
+        auc: AUC of `p`: how well it ranks the questions that are right without retrieval above the others.
+        auc_before: The same for the P(known) of the prior, the gate that was corrected.
     """
 
     artifact: TunedArtifact
@@ -131,11 +131,11 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate. Return None if fewer than 20 questions can be used, or if their answers are all right or all wrong.
+    """Fit a gate. Return None for fewer than 20 usable questions, or if the LLM knows all of them or none.
 
     Args:
         labels: The labelled answers.
-        readings: The decisions of the prior, the gate to be corrected, about their questions, and hidden states.
+        readings: What the prior, the gate to be corrected, decided about the questions, and their hidden states.
         policy: Chooses the threshold, on scores from fits that have not seen the question.
         tokens: Number of tokens of each partial answer to read, or 0 for the question alone. If above 0, answers
             without log-probabilities are left out.
@@ -184,7 +184,7 @@ def fit_gate(
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
-    """Return the gate as saved. Its weight and bias include the basis, so it multiplies the states once."""
+    """Return the gate as it is saved. It has no basis: its weight and bias apply to the hidden states themselves."""
     components = basis.projection.shape[1]
     (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + components, -1])
     weight = basis.projection @ states
@@ -201,7 +201,7 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 
 
 def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
-    """Return a sentence on how many questions the guarantee would need, estimated by resampling these questions."""
+    """Return a sentence on how many questions the policy needs for its guarantee, estimated by resampling these."""
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
         n = factor * len(p)
@@ -249,7 +249,7 @@ class Basis:
 
     @classmethod
     def fit(cls, states: Float32Array, seed: int = 0) -> Basis:
-        """Compute a basis from states, shape (n, layers, hidden size), or from 2,000 random rows if n is larger."""
+        """Return the basis of states, shape (n, layers, hidden size); if n is above 2,000, of 2,000 random rows."""
         from sklearn.decomposition import PCA
 
         flat = states.reshape(len(states), -1).astype(np.float64)
@@ -290,7 +290,7 @@ class Table:
         return np.column_stack([self.prior, self.states, self.features, np.ones(len(self.prior))])
 
     def part(self, indices: PositionArray) -> Table:
-        """Return the questions at the given indices."""
+        """Return the rows of the table at the given indices."""
         return Table(
             self.prior[indices],
             self.states[indices],
@@ -318,10 +318,10 @@ class Correction:
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:
-    """Fit a correction, and choose its shrinkage on held-out labels.
+    """Fit a correction, with the shrinkages that have the lowest log loss on held-out questions.
 
-    The first candidates of `HEAD_STRENGTHS` and `STRENGTHS` are used unless others are better by more than one
-    standard error.
+    The first candidates of `STRENGTHS` and `HEAD_STRENGTHS` are kept unless that loss is lower than theirs by more
+    than one standard error.
 
     Args:
         table: The data of the questions.
@@ -360,7 +360,10 @@ def crossfit(table: Table, seed: int) -> Float64Array:
 
 
 def _fit(table: Table, strength: float, head_strength: float) -> Correction:
-    """Fit a correction, with a shrinkage for the components and one for the features, which are standardised."""
+    """Fit a correction, with the shrinkage ``strength`` for the components and ``head_strength`` for the features.
+
+    The features are standardised first.
+    """
     components, features = table.states.shape[1], table.features.shape[1]
     # The prior is the offset, so with all weights at 0 the gate equals the prior.
     penalty = np.array([_SLOPE, *[strength] * components, *[head_strength] * features, _INTERCEPT])
@@ -390,7 +393,7 @@ def ridge_logistic(
         target: Probabilities in [0, 1], shape (n,).
         penalty: Shape (d,).
         offset: Shape (n,).
-        weights: Weights of the rows, shape (n,); equal when None.
+        weights: Weights of the rows, shape (n,); all 1 when None.
 
     Returns:
         The weights of the columns, shape (d,).

@@ -73,7 +73,7 @@ class Labels:
         target: The target of the fit, in [0, 1], shape (n,): the share of right samples of a question (KBM paper,
             section 2.2), or `known` if no sample has a label.
         unlabelled: Number of answered questions without a label.
-        judge: Name of the judge, the model that compared answers with gold ones; empty without one.
+        judge: Name of the model that compared the answers with gold ones; empty if `kind` is not ``"judge"``.
     """
 
     kind: str
@@ -131,7 +131,7 @@ def label(
     Raises:
         ConfigurationError: ``"judge"`` has no judge, or the file has verdicts made with other settings of it.
         DataFormatError: Gold answers are needed, but no question has any.
-        ServerError: The judge could not be reached.
+        ServerError: The judge could not be reached, or too many calls failed.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
     complete = answers.complete()
@@ -167,7 +167,7 @@ def label(
         rag=rag.astype(bool),
         target=target,
         unlabelled=len(complete) - len(labelled),
-        judge="" if judge is None else judge.name,
+        judge=judge.name if kind == "judge" and judge is not None else "",
     )
 
 
@@ -253,7 +253,7 @@ def ask_judge(
 
     Raises:
         ConfigurationError: There is no judge, or verdicts in the file were made with other settings of it.
-        ServerError: The judge could not be reached.
+        ServerError: The judge could not be reached, or too many calls failed.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
     if judge is None:
@@ -328,7 +328,7 @@ def collect(
             such as another LLM.
         DataFormatError: The questions or earlier answers cannot be read, a question has no gold answers, or
             ``out`` exists without its file of answers.
-        ServerError: The LLM or the judge could not be reached.
+        ServerError: The LLM or the judge could not be reached, or too many calls failed.
         NoAnswerError: Answers were cut off, for example while the LLM or judge was still thinking.
         LockedError: Another process is writing to the file.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.

@@ -57,7 +57,7 @@ def train_probe(
     Raises:
         DataFormatError: All labels are the same, a label has fewer questions than there are folds, or a
             recorded draft is missing.
-        EvidenceError: The proxy must write drafts, but cannot generate text, or writes only thoughts.
+        EvidenceError: The proxy must write drafts, but it cannot generate text, or was cut off while thinking.
         ServerError: The proxy failed to write a draft.
         MissingDependencyError: scikit-learn is not installed.
     """
@@ -108,7 +108,10 @@ def _read_states(
     options: TrainingOptions,
     progress: Progress,
 ) -> list[Float32Array]:
-    """Return the states of each view, shape (n, layers, hidden size), read exactly as the gate will read them."""
+    """Return the hidden states of each view, shape (n, layers, hidden size), read as the trained gate will read them.
+
+    A view is the list of layers that one probe reads, pooled over one span; see `_VIEWS`.
+    """
     drafts = drafts_for(proxy, questions, options, progress)
     layers = list(chain.from_iterable(views))
     states: list[Float32Array] = []

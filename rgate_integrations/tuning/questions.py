@@ -60,7 +60,8 @@ class Question:
         """Read a question from a record; ``dataset`` is the default for records without one.
 
         Raises:
-            DataFormatError: The record has no question, or one that no gate reads, or a field has the wrong type.
+            DataFormatError: The record has no question, the question has NUL bytes or only control characters, or a
+                field has the wrong type.
         """
         asked = record.text("question")
         if "\0" in asked or not asked.strip():
@@ -134,7 +135,10 @@ def _as_question(source: Any, number: int) -> Question:
 
 
 def _read_file(path: Path, hint: str) -> Iterator[tuple[Record, Question]]:
-    """Yield each record of a JSONL file with its question; the file's name is the default of ``dataset``."""
+    """Yield each record of a JSONL file with its question.
+
+    A question without a ``dataset`` gets the file's name up to the first dot.
+    """
     for record in read_records(path, hint=hint):
         yield record, Question.from_record(record, path.name.split(".")[0])
 
@@ -166,7 +170,7 @@ class DataFile:
     Attributes:
         name: Name of the file, without folders.
         sha256: Checksum of the file.
-        examples: The questions in it, with their labels.
+        examples: Its questions with their labels; `read_examples` leaves out repetitions.
     """
 
     name: str
@@ -203,21 +207,23 @@ def read_examples(
     label: str = LABEL,
     targets: Mapping[str, float] | None = None,
 ) -> list[DataFile]:
-    """Read files of labelled questions, without repetitions within or across files (compared after `normalise`).
+    """Read files of labelled questions; of a question that is repeated in any of them, the first line counts.
+
+    Questions are the same if they are equal after `normalise`.
 
     Each line needs ``question`` and, without ``targets``, the label; ``closed_book_text``, ``gold_answers``,
     ``context`` and ``dataset`` are optional.
 
     Args:
         paths: A JSONL file, plain or gzipped, or several.
-        label: Key of the label, which is a boolean or a number in [0, 1]; or ``"match_ratio"`` for SlimPLM's
-            label, which is computed from ``gold_answers`` and ``closed_book_text``.
-        targets: Labels by text of the question, in [0, 1], which replace those in the files.
+        label: Key of the label, which is a boolean or a number in [0, 1]. Or ``"match_ratio"``, SlimPLM's label: 1 if
+            ``closed_book_text`` contains more than half of the ``gold_answers``, otherwise 0.
+        targets: The label of every question, in [0, 1], by its text; replaces the labels in the files.
 
     Raises:
         DataFormatError: A file cannot be read or has no new question, a line lacks a key or has an invalid
-            value, or a question counts as known in one line and as unknown in another (otherwise, its first
-            label counts). The message names the file and, for a line, its number.
+            value, or a question counts as known in one line and as unknown in another. The message names the
+            file and, for a line, its number.
     """
     seen: dict[str, tuple[bool, str]] = {}
     files = []
@@ -243,7 +249,11 @@ def read_examples(
 
 
 def _read_target(record: Record, question: Question, label: str) -> float:
-    """Return the label of a record, in [0, 1]."""
+    """Return the label of a record, in [0, 1]; ``"match_ratio"`` is computed, see `read_examples`.
+
+    Raises:
+        DataFormatError: The label is missing or invalid, or cannot be computed.
+    """
     if label == "match_ratio":
         if not question.gold or question.draft is None:
             raise record.error(f"{'closed_book_text' if question.gold else 'gold_answers'} is missing")
@@ -266,8 +276,8 @@ def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
         paths: A JSONL file, plain or gzipped, or several.
 
     Raises:
-        DataFormatError: A file cannot be read, is empty or repeats an earlier one, or a record lacks a key or has an
-            invalid value; the message names file and line.
+        DataFormatError: A file cannot be read, is empty or has the same content as an earlier one, or a record lacks
+            a key or has an invalid value. The message names the file and, for a record, its line.
     """
     files: list[DataFile] = []
     for path in as_paths(paths):
@@ -290,6 +300,9 @@ def _is_right(record: Record, question: Question, arm: str) -> bool:
     """Return the label of a record's answer or, without a label, whether the answer contains a gold answer.
 
     ``arm`` is the beginning of the record's keys for it: ``"closed_book"`` or ``"rag"``.
+
+    Raises:
+        DataFormatError: The label is invalid; or there is no label, and the answer or the gold answers are missing.
     """
     label = record.fields.get(f"{arm}_correct")
     if label in (True, False):

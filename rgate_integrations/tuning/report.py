@@ -31,7 +31,7 @@ _MAX_RESULT_BYTES = 1 << 28
 class JudgedQuestion(BaseModel, frozen=True, allow_inf_nan=False):
     """A question of an evaluation, with its decision and the labels of both answers.
 
-    ``override`` is what an override decided: True to retrieve, False to skip; None without one.
+    ``override`` is True if an override decided to retrieve, False if one decided to skip, and None without one.
     """
 
     question: str
@@ -75,7 +75,7 @@ def read_results(paths: str | Path | Sequence[str | Path]) -> list[Result]:
 
 
 def report_page(results: Sequence[Result]) -> str:
-    """Return a self-contained HTML page on evaluations, which loads nothing from the network.
+    """Return an HTML page about evaluations. It is self-contained: it loads nothing from the network.
 
     Args:
         results: Results of evaluations; the page shows one at a time.
@@ -127,7 +127,7 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
 
 
 def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0) -> Float64Array | None:
-    """Return the mean number of tokens read and written per question, shape (2,).
+    """Return the mean number of tokens that the LLM reads and writes per question, shape (2,).
 
     Args:
         answered: The questions, with the answers of both arms.
@@ -152,7 +152,7 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
 
 
 def _count_tokens(answer: Draft) -> float:
-    """Return the number of tokens of an answer and its thinking, estimated if the server does not list tokens."""
+    """Return the number of tokens of an answer and its thinking; if unlisted, 4 characters of text are a token."""
     return answer.thinking_tokens + (len(answer.tokens) or len(answer.text) / 4)  # 4 characters per token
 
 
@@ -161,8 +161,8 @@ def write_page(
 ) -> str:
     """Return the report on a tuned gate, as a self-contained HTML page.
 
-    Each question's P(known) is from a fit that has not seen the question or, for the shipped gate, from the prior:
-    the gate from which tuning started.
+    It also shows the prior, the gate from which tuning started, as "before tuning". The P(known) of a tuned gate is
+    from a fit that has not seen the question.
 
     Args:
         labels: The labelled answers.
@@ -172,8 +172,11 @@ def write_page(
         notes: The sentences about the gates.
     """
     question_notes, partial_notes = notes.values()
-    shipped = replace(question, choice=replace(question.choice, threshold=0.5), p=sigmoids(readings.prior))
-    gates = [("tuned, question alone", question, question_notes), ("shipped", shipped, [])]
+    threshold = readings.decisions[0].threshold
+    prior = replace(
+        question, choice=replace(question.choice, threshold=threshold), p=sigmoids(readings.prior)
+    )
+    gates = [("tuned, question alone", question, question_notes), ("before tuning", prior, [])]
     if answer_first is None:
         gates[0] = ("tuned, question alone", question, question_notes + partial_notes)
     else:

@@ -77,7 +77,7 @@ class TrainingOptions:
     Attributes:
         draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` the LLM's, ``"none"`` only the question.
         tokens: Number of draft tokens to read.
-        folds: Folds of a probe's cross-validation, which also calibrates the probe; at least 2.
+        folds: Number of folds of the cross-validation that measures and calibrates a probe; at least 2.
         seed: Seed of all random choices.
         label: Name of the label, its key in the data, such as ``"closed_book_correct"``.
         labelled_by: Source of the labels, for the model card; empty if they came with the data.
@@ -105,7 +105,7 @@ class TrainingOptions:
 
     @property
     def reads(self) -> dict[str, Any]:
-        """The parameters of the trained gate that say which drafts it reads."""
+        """The parameters ``tokens`` and ``source`` of the trained gate, which say what drafts it reads."""
         if self.draft == "none":
             return {"tokens": 0, "source": "proxy"}
         return {"tokens": self.tokens, "source": self.draft}
@@ -169,8 +169,8 @@ class Pair:
         values: Values of its fields.
         target: The text that the model should write.
         weight: Weight of the pair in the loss; a soft label becomes two pairs.
-        ends: Whether the end of an answer follows the target: a stop token or, if the prompt stops at one, a line
-            feed. False for verdicts that are only scored.
+        ends: Whether the end of an answer follows the target: a line feed if the template's answers end at one,
+            otherwise the model's stop token. False for verdicts that are only scored.
     """
 
     prompt: PromptTemplate
@@ -197,16 +197,20 @@ PROMPTS = {
 
 
 def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
-    """Return the prompt with which a trained gate gives its verdict; ``drafted`` says whether it reads drafts."""
+    """Return the prompt with which a fine-tuned gate, such as ``"ik"``, gives its verdict.
+
+    ``drafted`` says whether the gate reads drafts.
+    """
     return IK_DRAFT if gate == "ik" and drafted else PROMPTS[gate]
 
 
 def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
     """Return the training pairs of a labelled question.
 
-    A soft label becomes two weighted pairs, except for ADAPT-LLM (section 3.1, algorithm 1). Its target is
-    the gold answer if the LLM was right, or else ``<RET>``; in the second case, a question with a context
-    gives another pair, with the context in the prompt and the gold answer as the target.
+    The target is a verdict, and a soft label becomes two weighted pairs. ADAPT-LLM (section 3.1, algorithm 1) is
+    different: if the LLM was right, the target is the first gold answer. If it was wrong, the target is ``<RET>``,
+    and a question with a context gives a second pair, which has the context in the prompt and the first gold
+    answer as the target.
 
     Args:
         gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
@@ -243,13 +247,13 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
 def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """Read annotated claims (SlimPLM, section 3.3) as pairs for the claim rewriter.
 
-    Each line needs ``question`` and ``claims``, a list of objects with ``claim`` and, optionally, ``query``
-    and ``needs_search``; ``closed_book_text``, the draft of the answer, may be missing. Lines without a claim,
-    or with claims that could not be parsed back, are left out.
+    Each line needs ``question`` and ``claims``, a list of objects with the text ``claim``. Optional are ``query`` and
+    ``needs_search`` of a claim, and ``closed_book_text``, the draft of the answer. A line is left out if it has
+    no claim, or if `parse_claims` could not read its claims back from the text that the rewriter should write.
 
     Raises:
         DataFormatError: A file cannot be read, a line has no ``question`` or ``claims``, or a value has the
-            wrong type; the message names file and line.
+            wrong type; the message names the file and, for a line, its number.
     """
     pairs = []
     for path in paths:
@@ -262,7 +266,13 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
 
 
 def _print_claims(record: Record) -> str:
-    """Return a record's claims as the rewriter should write them; empty without claims or if our parser loses one."""
+    """Return a record's claims as the rewriter should write them.
+
+    The text is empty if the record has no claims, or if `parse_claims` could not read all of them back from it.
+
+    Raises:
+        DataFormatError: ``claims`` is missing or not a list, or a value in it has the wrong type.
+    """
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
         raise record.error("claims is missing or not a list")

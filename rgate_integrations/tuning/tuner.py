@@ -50,7 +50,7 @@ class TuneOptions:
     Attributes:
         policy: Chooses the threshold: `MaxLoss` or `Budget`.
         labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
-        judge: A model that judges answers against gold ones; ``labels="judge"`` needs one.
+        judge: A model that judges answers against gold ones; ``"judge"`` needs one, and ``"auto"`` uses one if given.
         max_questions: Maximum number of questions to ask, drawn at random, at least 1; all when None.
         embedder: Detects answers of the same meaning, for ``labels="agreement"``; when None, only words are compared.
         concurrency: Maximum concurrent calls, at least 1; your own objects are called from worker threads.
@@ -62,8 +62,8 @@ class TuneOptions:
         init_from: The gate that tuning corrects, the prior: a shipped gate's name, a folder, or a Hub id. Its method
             must be ``"heads"``, as the default gate's is, or ``"probe"``.
         proxy: The proxy model, instead of that gate's own.
-        corpus: The corpora whose coverage the report shows, see `load_gate`. The fit does not depend on them,
-            so pass the same corpora to `load_gate` later.
+        corpus: The corpora whose coverage the report shows, see `load_gate`. They are not saved with the gate: pass
+            them to `load_gate` again.
 
     Raises:
         ConfigurationError: A number is out of range, ``labels`` is unknown or needs a judge, or ``policy`` is neither
@@ -108,8 +108,8 @@ class TuneResult:
     Attributes:
         folder: Folder of the gate for the question alone; its subfolder ``answer-first`` has `answer_first`, if any.
         question: The gate for the question alone.
-        answer_first: The gate that judges partial answers; None if too few answers have log-probabilities, or
-            all of these are right, or all wrong.
+        answer_first: The gate that judges partial answers; None if fewer than 20 answers without retrieval have
+            log-probabilities, or if all of these are right, or all wrong.
         labels: The labels to which both gates were fitted.
         failed: Number of failed calls, not counting the judge's; running `tune` again with ``update=True`` repeats
             only failed calls.
@@ -167,8 +167,8 @@ def tune(
             it gave the earlier answers.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or the answers without retrieval
             are all right or all wrong.
-        ModelLoadError: ``options.init_from`` cannot be read, or is neither heads nor a probe; or ``out`` is damaged.
-        RGateError: That gate could not judge a question.
+        ModelLoadError: The gate ``options.init_from`` cannot be read or corrected, or the gate in ``out`` is damaged.
+        RGateError: The gate ``options.init_from`` could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
         NoAnswerError: Answers were cut off, for example while the LLM was still thinking.
@@ -200,8 +200,8 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
     """Check, before any LLM call, that the gate can be written.
 
     Raises:
-        ConfigurationError: The folder contains the questions; or it exists, and ``update`` is false or it is not a
-            tuned gate.
+        ConfigurationError: The questions are in the folder; or the folder exists, and ``update`` is false or the
+            folder is no tuned gate.
         ModelLoadError: ``update`` is true, but the gate in the folder is damaged.
     """
     check_output(folder, questions)
