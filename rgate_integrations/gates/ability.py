@@ -178,7 +178,10 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the table's entries with this name, or else with one that differs only in thinking effort; or []."""
+    """Return the table's entries for an LLM, by its name or else by one that differs only in thinking effort.
+
+    Return an empty list if there are none.
+    """
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]
@@ -259,7 +262,7 @@ def _guess_by_tier(
 def _predecessors(
     tier: frozenset[str], number: float, family: str, members: Sequence[AbilityEntry]
 ) -> list[AbilityEntry]:
-    """Return the members of a tier, without a size in their names, that have the latest version up to ``number``."""
+    """Return the LLMs of a tier, without a size in their names, whose version is the latest one up to ``number``."""
     versions = [
         (entry.name.version(family) or 0.0, entry)
         for entry in members
