@@ -154,17 +154,17 @@ class Gate(Frozen, ABC):
 
     @property
     def name(self) -> str:
-        """The name by which `load_gate` knows it, or its class name."""
+        """The name by which `load_gate` knows the gate, or else the name of its class."""
         return self.info.name if hasattr(self, "info") else type(self).__name__
 
     @property
     def reads_history(self) -> bool:
-        """Whether it reads the turns before a question."""
+        """Whether the gate reads the turns before a question."""
         return any(spec.reads_history for spec in expand_specs(self.specs))
 
     @property
     def reads_drafts(self) -> bool:
-        """Whether a draft, the beginning of an answer, is part of its evidence."""
+        """Whether the gate reads a draft, the beginning of an answer."""
         return any(spec.reads_draft for spec in expand_specs(self.specs))
 
     def answer_gate(self) -> Gate | None:
@@ -172,12 +172,15 @@ class Gate(Frozen, ABC):
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:
-        """Return the gate to use while there is no draft yet, which reads the question alone; by default None."""
+        """Return the gate to use while there is no draft yet, which reads the question alone.
+
+        None, the default, means that there is no such gate.
+        """
         return None
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """Names of the corpora that it has profiles of; its decisions say which to search. Empty by default."""
+        """Names of the corpora of which the gate has profiles; decisions say which to search. Empty by default."""
         return ()
 
     @classmethod
