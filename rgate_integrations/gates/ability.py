@@ -84,19 +84,20 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     2. the shipped table: the entry whose name has the same words (see `rgate_integrations.gates.llm_names`), if
        necessary ignoring words for how long the LLM thinks. If several entries match, the least able counts,
        among those with the same date if there are any;
-    3. the LLM's family, if it is in the table. A name with a size gets the family's ability at this size, if
-       possible from LLMs of the same version. A name without a size gets the ability of its latest predecessor of
-       the same tier, such as ``opus``, unless its version is far above all known ones. Without a predecessor, it gets
-       the ability of the least able LLM of its version, or else of its family; the latter counts as at most 0 if the
-       name suggests a smaller or older LLM. A guess is never above the most able LLM that it is based on. If a name
-       has two families, as a distilled LLM's may, the lower guess counts;
+    3. the LLM's family, if it is in the table. A guess is never above the most able LLM that it is based on. If a
+       name has two families, as a distilled LLM's may, the lower guess counts. A guess is the ability of
+
+       - for a name with a size: the family at this size, if possible by LLMs of the same version;
+       - for other names: the latest predecessor of the same tier, such as ``opus``, unless the version is far above
+         all known ones, or the name has no tier and its version has a less able LLM;
+       - otherwise: the least able LLM of the version. If too little is known about the version, or the name suggests
+         a smaller LLM (``gpt-5-lite``): the least able one of the family, but at most 0 if this LLM may be weaker;
     4. a size alone, which never gives more than the default, with a warning;
     5. the default, ability 0, with a warning unless the name is empty.
 
     Args:
         name: The name as a provider, a server, a file or a framework writes it; may be empty.
-        folders: Whether the name may be a folder. Only a name that the user gave may: a server's name for its model
-            may be a path on another machine.
+        folders: Whether the name may be a folder. A name from a server may not: it could be another machine's path.
 
     Raises:
         ConfigurationError: The name may be a folder and starts with ``./``, ``../`` or ``~``, but does not exist.
@@ -178,7 +179,10 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the table's entries with this name, or else with one that differs only in thinking effort; or []."""
+    """Return the table's entries for an LLM, by its name or else by one that differs only in thinking effort.
+
+    Return an empty list if there are none.
+    """
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]
@@ -259,7 +263,7 @@ def _guess_by_tier(
 def _predecessors(
     tier: frozenset[str], number: float, family: str, members: Sequence[AbilityEntry]
 ) -> list[AbilityEntry]:
-    """Return the members of a tier, without a size in their names, that have the latest version up to ``number``."""
+    """Return the LLMs of a tier, without a size in their names, whose version is the latest one up to ``number``."""
     versions = [
         (entry.name.version(family) or 0.0, entry)
         for entry in members

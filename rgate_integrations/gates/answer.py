@@ -77,10 +77,11 @@ class AnswerGate(Gate):
         return share_with_inner(values, "answer", ["proxy"])
 
     def model_post_init(self, context: Any) -> None:
-        """Widen the heads' margin, so that the reader reads every English request that may skip if a fact is known.
+        """Widen the heads' margin, so that their second model, the reader, is used whenever it may matter.
 
-        The reader is their second model. Otherwise they use it only if the LLM is likely enough to know the fact.
-        The extra pass costs little, because the shipped gate for partial answers uses the same model.
+        That is for every English request that would skip if the LLM knew the fact, and retrieve if not. With the
+        usual margin, the reader is not used if the LLM is unlikely to know the fact. The extra pass costs little,
+        because the shipped gate for partial answers uses the same model.
         """
         self._heads = self.question.replace(margin=ALWAYS_READ)
 

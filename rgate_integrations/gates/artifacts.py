@@ -191,8 +191,8 @@ class Kind:
 
     Attributes:
         name: Its name in the decision's signals.
-        answerable: When the LLM alone answers it well: ``"always"``, ``"never"``, or ``"if_known"``, that is if it
-            knows the fact.
+        answerable: Whether the LLM alone answers it well: ``"always"``, ``"never"``, or only if it knows the fact
+            (``"if_known"``).
         about: What such a request does, as a phrase that follows "The question …".
         bias: Added to the logit of the kind; see `KindHead`.
     """
@@ -356,7 +356,7 @@ class HeadsArtifact(SavedGate):
     english_bias: Finite
 
     def __post_init__(self) -> None:
-        """Raise ValueError if `english_weight` has a wrong shape, or `in_context` other kinds than `segments`."""
+        """Raise ValueError if `english_weight` has a wrong shape, or `segments` and `in_context` differ in kinds."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
         if [kind.name for kind in self.in_context.kinds] != [kind.name for kind in self.segments.kinds]:
             raise ValueError("segments and in_context have different kinds")

@@ -46,7 +46,7 @@ class GateInfo:
 
 @dataclass(frozen=True)
 class Score:
-    """How a gate judges one question; the decision copies these fields.
+    """How a gate judges one question; the engine makes the decision from it.
 
     Attributes:
         p_known: Probability in [0, 1] that the LLM answers correctly without retrieval. Higher means skip.
@@ -55,14 +55,14 @@ class Score:
         warnings: Problems that did not stop the gate.
         signals: Probabilities behind `p_known`, by name.
         llm: The LLM whose knowledge was judged, and the source of its name; may be empty.
-        threshold: Replaces the gate's threshold unless the caller gives one; None to keep the gate's.
+        threshold: Replaces the gate's threshold, but not a threshold of the request; None to keep the gate's.
         override: A decision that takes precedence over the threshold, if any.
         p_covered: Probability in [0, 1] that a corpus has something on the request; None without a corpus.
         corpora: Names of the corpora to search if the gate retrieves, best first.
         outcome: ``"direct"`` or ``"abstain"`` if no corpus covers the question, the LLM may not know, and
             ``when_uncovered`` says so; None otherwise.
         cost: What the evidence cost; set by the engine.
-        caveat: A sentence for the end of the decision's reason, left out if the caller gives a threshold; may be
+        caveat: A sentence for the end of the decision's reason, left out if the request has a threshold; may be
             empty.
     """
 
@@ -154,30 +154,33 @@ class Gate(Frozen, ABC):
 
     @property
     def name(self) -> str:
-        """The name by which `load_gate` knows it, or its class name."""
+        """The name by which `load_gate` knows the gate, or else the name of its class."""
         return self.info.name if hasattr(self, "info") else type(self).__name__
 
     @property
     def reads_history(self) -> bool:
-        """Whether it reads the turns before a question."""
+        """Whether the gate reads the turns before a question."""
         return any(spec.reads_history for spec in expand_specs(self.specs))
 
     @property
     def reads_drafts(self) -> bool:
-        """Whether a draft, the beginning of an answer, is part of its evidence."""
+        """Whether the gate reads a draft, the beginning of an answer."""
         return any(spec.reads_draft for spec in expand_specs(self.specs))
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate that judges partial answers: this one or a related one; None if there is none."""
+        """Return the gate to use for partial answers: by default this one if it reads drafts, or else None."""
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:
-        """Return the gate that reads only the question: this one or a related one; by default None, for none."""
+        """Return the gate to use while there is no draft yet, which reads the question alone.
+
+        None, the default, means that there is no such gate.
+        """
         return None
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """Names of the corpora that it has profiles of; its decisions say which to search. Empty by default."""
+        """Names of the corpora of which the gate has profiles; decisions say which to search. Empty by default."""
         return ()
 
     @classmethod
@@ -282,17 +285,18 @@ InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
 
 
 def share_with_inner(values: Any, inner_field: str, shared: Sequence[str], *defaults: str) -> Any:
-    """Return a gate's parameters, in which the gate and its inner gate have the same values of the shared fields.
+    """Return the parameters of a gate with an inner gate, changed so that both have equal values of some fields.
 
-    A shared value given for the outer gate is also set on a copy of the inner gate; one that is not given is taken
-    from the inner gate. Without an inner gate, ``values`` is returned unchanged. Call it in a ``before`` validator,
-    where ``values`` has only what the user gave.
+    If such a value is given for the outer gate, it is also set on a copy of the inner gate. If not, the outer gate
+    takes it from the inner gate. Without an inner gate, ``values`` is returned unchanged. Call this in a ``before``
+    validator, where ``values`` has only what the user gave.
 
     Args:
-        values: The parameters.
-        inner_field: Name of the inner gate's field.
-        shared: Names of the fields that both gates have.
-        *defaults: Names of other fields whose default is the inner gate's value.
+        values: The parameters of the outer gate.
+        inner_field: Name of the parameter that holds the inner gate.
+        shared: Names of the fields in which both must be equal.
+        *defaults: Names of further fields that the outer gate takes from the inner gate if they are not given. A
+            given value is not set on the inner gate.
     """
     inner = values.get(inner_field) if isinstance(values, dict) else None
     if not isinstance(inner, Gate):

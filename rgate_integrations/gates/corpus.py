@@ -195,7 +195,14 @@ class CorpusGate(Gate):
         return (pasted < GIVEN_TEXT) & (np.array(named) | (nothing < NOTHING_ASKED))
 
     def _cover(self, evidence: Evidence, asking: BoolArray) -> list[_Coverage]:
-        """Return the coverage of each corpus: those that cover the request first, then by closeness."""
+        """Return the coverage of each corpus, best first: those that cover the request, then the others.
+
+        Within both groups, corpora that are closer to the request come first.
+
+        Args:
+            evidence: The evidence of the request.
+            asking: Whether each segment asks anything. If any does, segments that ask nothing are ignored.
+        """
         read = evidence[self._vector_spec]
         vectors, texts = read.whole[None], [evidence.question]
         if asking.any() and not asking.all():

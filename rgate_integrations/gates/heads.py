@@ -59,7 +59,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     retrieve; a follow-up retrieves unless P(known) is high.
 
     The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and
-    ``known``, P(the LLM knows the fact), if that matters. Drafts are ignored.
+    ``known``, P(the LLM knows the fact), unless it would hardly change P(known). Drafts are ignored.
 
     Attributes:
         artifact: Folder or Hub id of saved heads, or the name of shipped ones.
@@ -90,7 +90,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @model_validator(mode="before")
     @classmethod
     def _look_up_ability(cls, values: Any) -> Any:
-        """Return the parameters with the LLM's ability, looked up by its name unless given; None if it is unknown."""
+        """Return the parameters with the LLM's ``ability``, looked up by its name unless given; None if unknown."""
         if not isinstance(values, dict) or not isinstance(values.get("llm_name", ""), str):
             return values  # pydantic rejects a gate of another class, and a name that is not text
         ability, name = values.get("ability"), values.get("llm_name", "")
@@ -106,8 +106,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     def replace(self, **parameters: Any) -> Self:
         """Return a copy with other parameters.
 
-        A new ``artifact`` is loaded, and brings its own threshold and proxy. For ``llm_name`` without ``ability``,
-        the ability is looked up.
+        A new ``artifact`` is loaded, and brings its own threshold and proxy. If ``llm_name`` is given without
+        ``ability``, the ability is looked up.
         """
         if "llm_name" in parameters:
             parameters = {"ability": None, "llm_name_source": "", **parameters}

@@ -156,12 +156,13 @@ class ModelName:
 
     Attributes:
         words: The relevant words; two names with the same words mean the same LLM.
-        families: The version of each family (one of `FAMILIES`) in the name, in order; empty if unknown. The name of
-            a distilled LLM may have two families; that of a model that does not answer questions has none.
+        families: Maps each of the `FAMILIES` in the name to its version, which is empty if unknown. A distilled
+            LLM's name may have two families. A model that does not answer questions, such as an embedder, has none.
         size: Billions of parameters; None if unknown.
         date: The digits of the date or revision; may be empty.
-        numbered: The families whose version directly follows their name or, for Claude, the word after it. A number
-            elsewhere may mean something else: in ``gpt-bot-5``, 5 may be the bot's version.
+        numbered: The families whose version directly follows their name, as in ``gpt-5``; Claude's may follow one
+            word later, as in ``claude-opus-5``. A number elsewhere may mean something else: in ``gpt-bot-5``, 5 may
+            be the bot's version.
     """
 
     words: frozenset[str]
@@ -184,19 +185,20 @@ class ModelName:
     def without_any_effort(self) -> frozenset[str]:
         """The words without those that say, or may say, how long the LLM thinks.
 
-        For example, ``max`` does in a name of Claude, but names a tier of Qwen.
+        For example, ``max`` says so in a name of Claude, but is a tier in a name of Qwen.
         """
         return self.words - _EFFORT - _TIERS_OR_EFFORT
 
     def version(self, family: str) -> float | None:
-        """Return the number in the version of one of the name's families; None if the version is unknown."""
+        """Return the version of one of the name's families as a number, without letters; None if it is unknown."""
         matched = re.fullmatch(_VERSION, self.families[family])
         return float(matched[2]) if matched else None
 
     def tier(self, family: str) -> frozenset[str]:
-        """Return the words that distinguish LLMs of a family and version, such as ``opus``.
+        """Return the words that tell this LLM from others of its family and version, such as ``opus``.
 
-        The letter of a version, as in ``r1``, counts as such a word, so DeepSeek's R2 succeeds R1, not V1.
+        A letter in the version, such as the ``r`` of ``r1``, is one of these words. So DeepSeek's R2 counts as the
+        successor of R1, not of V1.
         """
         letters = re.sub(r"[\d.]", "", self.families[family])
         return self.without_effort - {family, self.families[family]} | frozenset(letters)
@@ -221,7 +223,7 @@ def parse_name(name: str) -> ModelName:
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
-    """Return the parsed `ALIASES` that have a size although the usual name has none, each with its usual name."""
+    """Return pairs of an alias, parsed, and the usual name, for each of the `ALIASES` that adds a size to it."""
     names = [(_parse_words(_split_words(alias), ""), usual) for alias, usual in ALIASES.items()]
     return [
         (name, usual) for name, usual in names if name.size is not None and parse_name(usual).size is None

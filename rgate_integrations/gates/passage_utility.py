@@ -63,7 +63,7 @@ class FoundPassage:
 
 
 class PassageUtilityModel(Frozen):
-    """Computes P(helps) from `search_features` and P(known).
+    """Computes P(helps), the probability of a right answer with the passages, from `search_features` and P(known).
 
     A logistic model of the features gives the probability that the passages contain the answer. If they do, the LLM
     finds it with the probability ``reading``. If not, it answers from its own knowledge, a share of which is lost to
@@ -146,7 +146,7 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
 
 
 def tokenize(text: str) -> frozenset[str]:
-    """Return the words of a text in lower case; those of four or more letters lose a final s, but not ss.
+    """Return the words of a text in lower case. Words of four or more letters lose a final s, unless they end in ss.
 
     In Chinese and Japanese, each Han character and each run of katakana is a word; hiragana are left out.
     """

@@ -32,9 +32,10 @@ _SENT = {"question", "history", "draft", "popularity"}
 class RemoteGate(NamedLLMGate):
     """Asks the gate of a decision server, for questions and for partial answers.
 
-    The server's threshold applies unless the request has one, or this gate's ``threshold`` is not 0.5: the default,
-    0.5, counts as not set. Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the
-    gate fails, so the question retrieves. Rules (``always=``, ``never=``) are applied here, and not sent.
+    A threshold of the request comes first, then this gate's ``threshold``, then the server's. A ``threshold`` of 0.5,
+    the default, counts as not set. Concurrent callers share HTTP requests. If the server is down, slow or
+    overloaded, the gate fails, so the question retrieves. Rules (``always=``, ``never=``) are applied here, and not
+    sent.
 
     Attributes:
         url: Base URL of the server, such as ``http://localhost:8377``.

@@ -231,8 +231,7 @@ those of the other kinds, but are none."""
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
     """Return each request with the earlier turns that it refers to moved from its history to its question.
 
-    If the encoder fails, its error takes the place of each request with earlier turns, unless all of these are the
-    user's own.
+    If the encoder fails, its error is returned in place of each request with an earlier turn by anyone but the user.
 
     Args:
         gate: A gate that reads turns. Retries ("Try again"), remarks ("Thanks") and general offers of help are only
@@ -253,7 +252,10 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
 
 
 def _read_transcript(request: Request) -> Request:
-    """Return a transcript's last message with the turns before it as history; any other request is unchanged."""
+    """Return a request with a pasted transcript split into its last message and, as history, the turns before it.
+
+    Without a transcript, or with a history of its own, the request is returned unchanged.
+    """
     turns = None if request.history else split_transcript(request.question)
     if turns is None:
         return request
@@ -273,7 +275,11 @@ def join_user_turns(request: Request) -> Request:
 
 
 def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
-    """Return a request joined with the earlier question that it refers to; a mere remark loses its history."""
+    """Return a request joined with the earlier question that it refers to.
+
+    A mere remark loses its history, and a reply to a general offer loses the offer. Any other request is returned
+    unchanged.
+    """
     kind = kinds.get(request.question, OTHER)
     # A retry repeats the latest question that is not itself a retry or remark, however far back it is.
     if kind == RETRY:
@@ -332,7 +338,7 @@ def _user_turns(history: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _classify(messages: Iterable[str], sources: Sources) -> dict[str, str]:
-    """Return the kind of each message that is similar to an example, by message; others are left out."""
+    """Map each message that is similar to one of the `_EXAMPLES` to its kind; other messages are left out."""
     distinct = sorted(set(messages))
     if not distinct:
         return {}

@@ -66,7 +66,7 @@ class EvidenceSpec(ABC, Generic[_T]):
 
     @property
     def needs(self) -> tuple[EvidenceSpec[Any], ...]:
-        """The specs among its fields, whose pieces are computed first."""
+        """Specs of the pieces to compute before this one; by default, all specs among its fields."""
         return tuple(value for value in vars(self).values() if isinstance(value, EvidenceSpec))
 
     @abstractmethod
@@ -120,7 +120,12 @@ class Evidence:
         return self.request.question
 
     def __getitem__(self, spec: EvidenceSpec[_T]) -> _T:
-        """Return the value of a piece; raises its error, or an `EvidenceError` if the gate's specs lack it."""
+        """Return the value of the piece of evidence that a spec describes.
+
+        Raises:
+            EvidenceError: The gate's specs do not include this spec.
+            Exception: The piece could not be computed; this is the error from its computation.
+        """
         if spec not in self.pieces:
             raise EvidenceError(f"The evidence {spec} is missing.", hint="Add it to the gate's specs.")
         piece = self.pieces[spec]
@@ -188,7 +193,10 @@ class Context:
         return value
 
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
-        """Return each request's piece of a spec, or the error; compute and store those that are missing."""
+        """Return the piece that a spec describes for each request, or the error instead.
+
+        Pieces that have not been computed yet are computed and stored.
+        """
         for needed in spec.needs:
             missing = self.without(spec)
             for evidence, piece in zip(missing.evidence, missing.find(needed), strict=True):
@@ -200,11 +208,11 @@ class Context:
         return [evidence.pieces[spec] for evidence in self.evidence]
 
     def without(self, spec: EvidenceSpec[Any]) -> Context:
-        """Return the context of the requests that have no piece of a spec yet."""
+        """Return a context with only the requests for which this spec has not been computed yet."""
         return replace(self, evidence=[item for item in self.evidence if spec not in item.pieces])
 
     def get(self, spec: EvidenceSpec[_T]) -> list[_T]:
-        """Return the value of each request's piece; raises the first error."""
+        """Return the value that a spec describes for each request; if any failed, raise the first error."""
         self.find(spec)
         return [evidence[spec] for evidence in self.evidence]
 

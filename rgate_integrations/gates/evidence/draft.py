@@ -52,7 +52,7 @@ class DraftSpec(EvidenceSpec[Draft]):
         return pieces
 
     def _cut(self, draft: Draft, context: Context) -> Draft:
-        """Return a caller's draft. A mere text is cut to ``tokens`` tokens of the proxy, as in training."""
+        """Return a caller's draft. If it is only a text, cut it to ``tokens`` tokens of the proxy, as in training."""
         # For a text of at most `tokens` characters, it is not worth loading a tokenizer.
         if not draft.tokens and draft.logprobs is None and len(draft.text) > self.tokens:
             # Only a part, because tokenizing a book takes minutes.

@@ -113,7 +113,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
-    """Return the cost of reading a prompt; nothing for 0 tokens, which means that the LLM had kept the states."""
+    """Return the cost of reading a prompt; none for 0 tokens, because the answering LLM had kept the states."""
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 

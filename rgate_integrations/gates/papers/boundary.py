@@ -57,7 +57,7 @@ class BoundaryGate(AdapterGate):
     label needs gold answers, which a new question lacks, so it needs an adapter.
 
     Attributes:
-        threshold: The paper's threshold, tau.
+        threshold: The threshold; by default the paper's tau, 0.9.
         label: The soft label: ``"certainty"`` or ``"accuracy"`` of sampled answers.
         samples: Number of answers to sample, 2 to 200; 30 in the paper.
         temperature: Sampling temperature, above 0.

@@ -158,7 +158,7 @@ class SlimPLMGate(VerdictGate):
     def score(self, evidence: Evidence) -> Score:
         """Score by the two verdicts' log-probabilities or, in mode ``"generate"``, by the one that the model writes.
 
-        Known(True) scores 1 and Known(False) 0.
+        A written Known(True) scores 1, and a written Known(False) 0.
 
         Raises:
             ScoreError: In mode ``"generate"``, the model wrote neither verdict.
