@@ -128,9 +128,7 @@ class Rules:
                 try:
                     reason = _match_rule(rule, request)
                 except Exception as error:  # a user's function may raise anything
-                    problem = (
-                        f"A {name}= function failed, so the gate retrieves: {type(error).__name__}: {error}"
-                    )
+                    problem = f"A function in {name}= failed, so the gate retrieves: {type(error).__name__}: {error}"
                     return Score(0.0, "", warnings=(problem,)).overridden(problem)
                 if reason:
                     return _rule_score(name, reason)
