@@ -112,7 +112,7 @@ class EncoderProxy(HasStates):
         return history + request, [(len(history) + begin, len(history) + end) for begin, end in every]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
+        """Return a text cut to its first ``tokens`` tokens; None if it is no longer than that."""
         return self.encoder.truncate(text, tokens)
 
 

@@ -202,7 +202,7 @@ class TransformersProxy(LanguageModel, HasStates):
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return a text cut to its first ``tokens`` tokens, or None if it has no more. Loads the model."""
+        """Return a text cut to its first ``tokens`` tokens; None if it is no longer than that. Loads the model."""
         return self.encoder.truncate(text, tokens)
 
     # --- the model -------------------------------------------------------------------------------------------
