@@ -187,8 +187,8 @@ class Draft(Frozen):
     def head(self, tokens: int) -> Draft:
         """Return the draft cut to ``tokens`` tokens, or to as many words if it has no tokens.
 
-        Each token is also cut to `MAX_TOKEN_CHARACTERS` characters; a text without tokens, to ``tokens`` times that.
-        A draft that is cut is no longer ``finished``; one that is short enough is returned unchanged.
+        Each token is also cut to `MAX_TOKEN_CHARACTERS` characters, and a text without tokens to ``tokens`` times as
+        many. A draft that is cut is no longer ``finished``; one that is short enough is returned unchanged.
 
         With greedy decoding, a shorter draft is the beginning of a longer one, so one long draft serves all gates.
         """

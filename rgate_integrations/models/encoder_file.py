@@ -87,7 +87,7 @@ def adapter_digest() -> str:
 def read_weights(source: Path) -> dict[str, Array]:
     """Return the model's tensors by the Hub's names.
 
-    Linear maps and token embeddings are in 4-bit blocks, shape (blocks, 18), uint8; the others are float32.
+    Linear maps and token embeddings are in 4-bit blocks, shape (blocks, 18), uint8. The others are not quantised.
     """
     if path := next(source.rglob(FOUR_BIT), None):
         return dict(_four_bit_tensors(path.read_bytes()))

@@ -49,6 +49,7 @@ class EncoderProxy(HasStates):
         Raises:
             ModelLoadError: It is missing while downloads are forbidden, or it cannot be loaded.
             DownloadError: It is missing, and could not be downloaded.
+            ConfigurationError: The user has no home folder; see `rgate_integrations.models.download.cache_dir`.
         """
         return Encoder.shared(fetch_path(ENCODER, "gate's model"))
 

@@ -242,6 +242,7 @@ class ReaderProxy(HasStates):
         Raises:
             ModelLoadError: The model is missing while downloads are forbidden, or it cannot be loaded.
             DownloadError: The model is missing and could not be downloaded.
+            ConfigurationError: The user has no home folder; see `rgate_integrations.models.download.cache_dir`.
         """
         return Reader.shared(fetch_path(READER, "gate's model"))
 

@@ -150,7 +150,7 @@ class RemoteModel(LanguageModel):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Score the first token in which the targets differ; see the class.
+        """Return scores of the first token in which the targets differ, not of whole targets; see the class.
 
         Raises:
             ServerError: The server cannot be used.
@@ -315,7 +315,7 @@ class RemoteModel(LanguageModel):
         *,
         longer: bool,
     ) -> Completion:
-        """Send a request without the fields that the server refuses, and record these fields.
+        """Send a request without the fields that the server refuses, and record those that it names.
 
         Raises:
             EvidenceError: The server refuses something else, or log-probabilities although they are needed.
