@@ -99,8 +99,8 @@ class Cost(Frozen):
 class Draft(Frozen):
     """The beginning of an answer: its text and, if the source reports them, its tokens and log-probabilities.
 
-    Thoughts in the text, such as ``<think>…</think>``, are removed, and so are their tokens. If a text has
-    thoughts but no `tokens`, all ids and log-probabilities are removed: it is unknown which belong to the thoughts.
+    Thoughts in the text, such as ``<think>…</think>``, are removed, and so are their tokens. If the LLM thought
+    but `tokens` is empty, all ids and log-probabilities are removed: it is unknown which belong to the thoughts.
 
     Attributes:
         text: The text without thoughts; empty if the LLM was cut off before its answer.
@@ -112,12 +112,13 @@ class Draft(Frozen):
         source: Who wrote it: a small ``proxy`` model, the answering ``llm``, or ``recorded`` (passed by the caller).
         model: Name of the model that wrote it; may be empty.
         prompt_tokens: Length of its prompt in tokens; 0 if unknown.
-        response_id: Id under which a local LLM keeps the hidden states of this response; empty if none are kept.
+        response_id: Id under which a local LLM keeps the hidden states of this response; empty if none are kept, or
+            if the LLM thought first.
         thinking_tokens: How long the LLM thought first: tokens, or words if tokens are not counted; 0 if it did not.
 
     Raises:
-        ValueError: A field is invalid, such as a log-probability above 0, or `logprobs` differs in length from
-            `tokens` that are not empty.
+        ValueError: A field is invalid, such as a log-probability that is above 0 by more than rounding. Or `tokens`
+            is not empty, and `logprobs` has another length.
     """
 
     text: Text
@@ -155,7 +156,7 @@ class Draft(Frozen):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the text is empty because the LLM was cut off before its answer, or only thought."""
+        """Whether the text is empty because the LLM was cut off before its answer, or wrote nothing but thoughts."""
         return not self.text and bool(self.thinking_tokens or not (self.finished or self.tokens))
 
     @model_validator(mode="before")
@@ -186,8 +187,8 @@ class Draft(Frozen):
     def head(self, tokens: int) -> Draft:
         """Return the draft cut to ``tokens`` tokens, or to as many words if it has no tokens.
 
-        Each token is also cut to `MAX_TOKEN_CHARACTERS` characters; a text without tokens, to ``tokens`` times that.
-        A draft that is cut is no longer ``finished``; one that is short enough is returned unchanged.
+        Each token is also cut to `MAX_TOKEN_CHARACTERS` characters, and a text without tokens to ``tokens`` times as
+        many. A draft that is cut is no longer ``finished``; one that is short enough is returned unchanged.
 
         With greedy decoding, a shorter draft is the beginning of a longer one, so one long draft serves all gates.
         """
@@ -239,7 +240,7 @@ class PartialAnswerInfo(Frozen):
     """With answer first, how much of the LLM's answer was held back to be judged, and how long it took, in ms.
 
     Attributes:
-        tokens_held: Tokens of the answer held back until the decision; 0 if the LLM was not asked before.
+        tokens_held: Tokens of the answer held back until the decision; 0 if the LLM was not asked before it.
         tokens_dropped: How many of these were discarded; 0 if the answer continued.
         screening: Time to judge the question before the LLM starts and, with look first, to search; 0 if the
             question was not judged alone.
@@ -390,8 +391,9 @@ class Decision(Frozen):
         p_helps: Probability in [0, 1] that the LLM answers correctly with the passages found; None if none
             were judged.
         outcome: With look first, the arm chosen, ``"direct"`` or ``"retrieve"``, or ``"abstain"`` if neither
-            is likely to be correct. With corpora, ``"direct"`` or ``"abstain"`` if no corpus covers the question,
-            the LLM may not know, and ``when_uncovered`` says so. None otherwise.
+            is likely to be correct. With corpora, the option ``when_uncovered`` if it is ``"direct"`` or
+            ``"abstain"`` and has decided, because no corpus covers the question and the LLM may not know the answer.
+            None otherwise.
         llm: The LLM whose knowledge was judged, and the source of its name; empty if the gate knows no name.
         p_covered: Probability in [0, 1] that a corpus has something on the question; None without a corpus, or if
             the question was not compared with it, for example because a rule decided.

@@ -1,7 +1,7 @@
 """Prompts as data: named fields, a version, and a hash that is stored with every trained artefact.
 
-A field's value must not add control tokens, such as ``<|im_end|>``, to a prompt. For models on servers,
-`strip_control_tokens` removes them by pattern.
+Control tokens in a field's value, such as ``<|im_end|>``, are removed before a model reads the prompt. A local
+model's tokenizer knows them. For models on servers, `strip_control_tokens` removes those of all common models.
 """
 
 from __future__ import annotations

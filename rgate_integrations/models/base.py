@@ -86,7 +86,10 @@ class Proxy(ABC):
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return a text cut to its first ``tokens`` tokens (roughly, on a server), or None if it has no more."""
+        """Return a text cut to its first ``tokens`` tokens; None if it is no longer than that.
+
+        For a model on a server, the number of tokens is an estimate.
+        """
 
 
 class LanguageModel(Proxy):
@@ -94,7 +97,8 @@ class LanguageModel(Proxy):
 
     Attributes:
         is_remote: Whether it is reached over a network. Tuning and evaluation then ask it one question per
-            call. When it judges answers, it writes its verdict; a local model's verdicts are scored.
+            call. To judge an answer, it then writes Yes or No; of a local model, the probabilities of Yes and No
+            are compared.
         options: Additional options of its requests.
         habits: Which fields its server refuses, and whether it thinks; None for a local model.
     """
@@ -148,8 +152,8 @@ class HasStates(Proxy):
     """A model whose hidden states can be read.
 
     Attributes:
-        max_batch_size: Maximum number of questions per batch of an engine that is given this model as ``proxy``. A
-            `TransformersProxy` also reads or writes at most this many texts in one pass.
+        max_batch_size: Maximum number of questions in one batch, if a `DecisionEngine` is given this model as
+            ``proxy``. A `TransformersProxy` also reads or writes at most this many texts in one pass.
     """
 
     max_batch_size: int = 16

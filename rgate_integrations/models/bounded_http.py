@@ -143,7 +143,7 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a host is ``localhost``, or a loopback or unspecified address in any notation (``127.1``)."""
+    """Return whether a host is ``localhost`` or a name below it, or a loopback or unspecified address (``127.1``)."""
     host = host.rstrip(".")
     try:
         address = ipaddress.ip_address(host)

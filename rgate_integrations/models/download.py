@@ -100,9 +100,9 @@ def fetch_path(name: str, what: str) -> Path:
         what: What to call it in errors and in that line.
 
     Raises:
-        ModelLoadError: It is not in the cache and may not be downloaded: a variable such as ``RGATE_OFFLINE=1`` is
-            set (all are in `rgate_integrations.models.first_use.OFFLINE`), or this process is a server; the hint is
-            the command that downloads it. Or this user may not read it.
+        ModelLoadError: It is missing, and this process may not download it, because it is a server or because a
+            variable such as ``RGATE_OFFLINE=1`` is set (see `rgate_integrations.models.first_use.OFFLINE`). The
+            hint is the command that downloads it. Or it is in the cache, and this user may not read it.
         DownloadError: The download failed now, or less than 5 minutes ago.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
         ConfigurationError: The user has no home folder; see `cache_dir`.
@@ -207,7 +207,7 @@ def _make_folder(item: Entry, fetched: Path, staging: Path) -> Path:
 
 
 def _write_manifest(item: Entry, folder: Path) -> None:
-    """Write a folder's manifest: the licence, and what `cached_path` compares. Let everyone read the other files."""
+    """Write a folder's manifest: the licence, and what `cached_path` compares. Make its files readable for all."""
     sizes = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -240,6 +240,7 @@ def corpus_path(name: str) -> Path:
         UnknownNameError: The catalogue has no corpus of that name.
         DownloadError: It is missing, and could not or must not be downloaded; see `fetch_path`. Or this user may not
             read it.
+        ConfigurationError: The user has no home folder; see `cache_dir`.
     """
     entry(name, "corpus")
     try:
@@ -261,6 +262,7 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         DownloadError: The catalogue entry could not be downloaded; see `fetch_path`.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
+        ConfigurationError: The user has no home folder; see `cache_dir`.
     """
     name = os.fspath(name)
     known = catalogue_names("gguf", "embedder", "encoder")

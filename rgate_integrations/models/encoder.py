@@ -152,12 +152,12 @@ class Encoder(OnnxModel):
         return float(sum(map(self._tokens.get_score, self.ids(word))))
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
+        """Return a text cut to its first ``tokens`` tokens; None if it is no longer than that."""
         _, ends = self._tokenize(text)
         return text[: ends[tokens - 1]] if len(ends) > tokens else None
 
     def keep_end(self, text: str, tokens: int) -> str:
-        """Return the last ``tokens`` tokens of a text, or the whole text if it has no more."""
+        """Return the last ``tokens`` tokens of a text, or the whole text if it is no longer than that."""
         _, ends = self._tokenize(text)
         return text[ends[-tokens - 1] :] if len(ends) > tokens else text
 

@@ -87,7 +87,7 @@ def adapter_digest() -> str:
 def read_weights(source: Path) -> dict[str, Array]:
     """Return the model's tensors by the Hub's names.
 
-    Linear maps and token embeddings are in 4-bit blocks, shape (blocks, 18), uint8; the others are float32.
+    Linear maps and token embeddings are in 4-bit blocks, shape (blocks, 18), uint8. The others are not quantised.
     """
     if path := next(source.rglob(FOUR_BIT), None):
         return dict(_four_bit_tensors(path.read_bytes()))
@@ -189,7 +189,7 @@ def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -
 def _with_constant(
     weight: Float32Array, bias: Float32Array, constant: int
 ) -> tuple[Float32Array, Float32Array]:
-    """Return a linear map's weight and bias with a constant output added to each attention head."""
+    """Append an output with the value ``constant`` to each attention head of a linear map; return weight and bias."""
     weights = np.pad(weight.reshape(HEADS, -1, HIDDEN), ((0, 0), (0, 1), (0, 0)))
     biases = np.pad(bias.reshape(HEADS, -1), ((0, 0), (0, 1)), constant_values=constant)
     return weights.reshape(-1, HIDDEN), biases.reshape(-1)

@@ -49,6 +49,7 @@ class EncoderProxy(HasStates):
         Raises:
             ModelLoadError: It is missing while downloads are forbidden, or it cannot be loaded.
             DownloadError: It is missing, and could not be downloaded.
+            ConfigurationError: The user has no home folder; see `rgate_integrations.models.download.cache_dir`.
         """
         return Encoder.shared(fetch_path(ENCODER, "gate's model"))
 
@@ -112,7 +113,7 @@ class EncoderProxy(HasStates):
         return history + request, [(len(history) + begin, len(history) + end) for begin, end in every]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
+        """Return a text cut to its first ``tokens`` tokens; None if it is no longer than that."""
         return self.encoder.truncate(text, tokens)
 
 

@@ -74,7 +74,7 @@ class TextEncoder:
         return list(self.tokenize(text).ids)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
+        """Return a text cut to its first ``tokens`` tokens; None if it is no longer than that."""
         offsets = self.tokenize(text).offsets
         return text[: offsets[tokens - 1][1]] if len(offsets) > tokens else None
 

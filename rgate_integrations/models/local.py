@@ -202,7 +202,7 @@ class TransformersProxy(LanguageModel, HasStates):
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return a text cut to its first ``tokens`` tokens, or None if it has no more. Loads the model."""
+        """Return a text cut to its first ``tokens`` tokens; None if it is no longer than that. Loads the model."""
         return self.encoder.truncate(text, tokens)
 
     # --- the model -------------------------------------------------------------------------------------------
@@ -230,6 +230,7 @@ class TransformersProxy(LanguageModel, HasStates):
             DownloadError: The model is missing and could not be downloaded.
             UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
             MissingDependencyError: The extra ``local`` is not installed.
+            ConfigurationError: The user has no home folder; see `rgate_integrations.models.download.cache_dir`.
             RuntimeError: The process is exiting.
         """
         # A loaded model is returned without the lock, which a running batch would hold for a while.

@@ -189,16 +189,19 @@ def pack_texts(
 ) -> tuple[PositionArray, dict[str, PositionArray], PositionArray]:
     """Return positions and indices for texts whose tokens are laid out one after another, without padding.
 
-    Padding is not needed, because only attention needs a row per text.
+    Only attention needs a padded row per text. The graph makes these rows from the indices.
 
     Args:
         texts: The token ids of each text.
-        filler: The index that ``rows`` has after the end of a text; the graph must ignore what it reads there.
+        filler: The index that pads ``rows`` after the end of a text. The graph must ignore what it reads there.
 
     Returns:
-        Three values. First, each token's position in its text. Second, two inputs of the graph: ``rows``, shape
-        (texts, longest text), has the index of each token; ``tokens`` has the positions in the flattened ``rows``
-        that are not filler. Third, the index at which each text but the first begins.
+        Three values:
+
+        - each token's position in its text;
+        - two inputs of the graph: ``rows``, shape (texts, longest text), has the index of each token among those of
+          all texts; ``tokens`` has the positions in the flattened ``rows`` that are not padding;
+        - the index of the first token of each text, from the second text on.
     """
     lengths = np.array(list(map(len, texts)))
     begins = lengths.cumsum() - lengths

@@ -53,11 +53,11 @@ def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
 
 
 def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
-    """Return every second layer from the middle of a model, where linear probes work best.
+    """Return the numbers of every second layer in the middle of a model, where linear probes work best.
 
     Args:
         layers: The model's number of layers.
-        span: What the probe reads: ``"question"`` or ``"draft"``.
+        span: What the probe reads: ``"question"`` or ``"draft"``. For drafts, the range ends at a higher layer.
     """
     first, last = _DEPTH[span]
     return tuple(range(round(layers * first), round(layers * last) + 1, 2))

@@ -33,6 +33,7 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
         ImportError: The extra ``local`` is not installed.
+        ConfigurationError: The user has no home folder; see `rgate_integrations.models.download.cache_dir`.
     """
     import torch
     import transformers
@@ -68,6 +69,7 @@ def load_tokenizer(name: str) -> Any:
         DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
         ImportError: The extra ``local`` is not installed.
+        ConfigurationError: The user has no home folder; see `rgate_integrations.models.download.cache_dir`.
     """
     import transformers
 

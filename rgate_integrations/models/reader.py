@@ -59,10 +59,12 @@ _WINDOW, _OVERLAP = 256, 64
 class ReaderRow(NamedTuple):
     """A question, with earlier turns before it and an answer's beginning after it, in tokens.
 
+    The prompt's fixed beginning is not included; see `PREFIX_TOKENS`.
+
     Attributes:
         ids: Tokens of history, question, the rest of the prompt, and the answer.
         question: Number of tokens of history and question.
-        prompt: Number of tokens before the answer, not counting `PREFIX_TOKENS`.
+        prompt: Number of tokens before the answer.
         segments: Start and end of each segment of the question, as positions in ``ids``.
     """
 
@@ -240,6 +242,7 @@ class ReaderProxy(HasStates):
         Raises:
             ModelLoadError: The model is missing while downloads are forbidden, or it cannot be loaded.
             DownloadError: The model is missing and could not be downloaded.
+            ConfigurationError: The user has no home folder; see `rgate_integrations.models.download.cache_dir`.
         """
         return Reader.shared(fetch_path(READER, "gate's model"))
 
@@ -267,5 +270,5 @@ class ReaderProxy(HasStates):
         return self.reader.request_states(texts, layers)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return a text cut to its first ``tokens`` tokens, or None if it has no more."""
+        """Return a text cut to its first ``tokens`` tokens; None if it is no longer than that."""
         return self.reader.truncate(text, tokens)

@@ -43,7 +43,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> No
 
 
 def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the graph's weights by name, in the order of the file.
+    """Return the weights of a `Reader` by name, in the order in which its graph expects them in the file.
 
     A linear map has int8 weights of shape (inputs, outputs), with one scale per output. Before the weights are
     quantised, they take over outliers of the activations (SmoothQuant, arXiv 2211.10438): a map's inputs are divided

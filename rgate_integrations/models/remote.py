@@ -54,7 +54,7 @@ class RemoteModel(LanguageModel):
         api_key: Sent as a bearer token, without surrounding white space; ``OPENAI_API_KEY`` is never read.
         timeout: Maximum seconds for one request and its whole answer, above 0 and finite.
         retries: Maximum number of retries, at least 0, with back-off, after 408, 429, 500, 502 to 504,
-            a timeout, or a lost connection.
+            a timeout, or a failed connection.
         max_concurrency: Maximum number of concurrent requests per call, at least 1; the server batches them.
         options: Additional fields of the application's requests, and how long the model may think.
 
@@ -150,7 +150,7 @@ class RemoteModel(LanguageModel):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Score the first token in which the targets differ; see the class.
+        """Return scores of the first token in which the targets differ, not of whole targets; see the class.
 
         Raises:
             ServerError: The server cannot be used.
@@ -175,7 +175,7 @@ class RemoteModel(LanguageModel):
         return [self._score(rests, likeliest, draft.prompt_tokens) for draft, likeliest in completions]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return a text cut to about ``tokens`` tokens, or None if it has no more."""
+        """Return a text cut to about ``tokens`` tokens; None if it is no longer than that."""
         characters = tokens * _CHARACTERS_PER_TOKEN
         return text[:characters] if len(text) > characters else None
 
@@ -251,10 +251,10 @@ class RemoteModel(LanguageModel):
         """Send requests concurrently, and return their completions in order.
 
         Raises:
-            ServerError: All requests failed, the first because the server cannot be used: repeating them is
-                useless.
-            EvidenceError: All requests failed, the first because the server refused it; or only some failed.
-                The gate then computes the evidence again for each question alone.
+            ServerError: All requests failed, and the first one failed because the server cannot be used.
+                Repeating them is useless.
+            EvidenceError: Only some requests failed; or all failed, and the server refused the first one. In
+                both cases the gate computes the evidence again, for each question alone.
             ConfigurationError: The environment's proxy settings cannot be used.
         """
         outcomes = run_requests(self._ask_all(requests, needs_logprobs))
@@ -315,7 +315,7 @@ class RemoteModel(LanguageModel):
         *,
         longer: bool,
     ) -> Completion:
-        """Send a request without the fields that the server refuses, and record these fields.
+        """Send a request without the fields that the server refuses, and record those that it names.
 
         Raises:
             EvidenceError: The server refuses something else, or log-probabilities although they are needed.

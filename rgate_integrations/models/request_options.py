@@ -113,8 +113,9 @@ class ServerHabits:
         """Return the body of a request as it is sent.
 
         Args:
-            body: The body without `options`.
-            without: Refused fields; a field occurs once for each value with which it was refused.
+            body: The body, to which the fields of `options` are added.
+            without: Refused fields, to be left out or sent in another form. A field of which the server has refused
+                two values occurs twice.
             longer: Whether to add tokens for thoughts.
         """
         sent = {**body, **self.options.body}
@@ -147,9 +148,9 @@ class ServerHabits:
         never repeated.
 
         Args:
-            ask: Function that returns a step, which sends one request. It takes two flags: whether to add tokens for
-                thoughts, and whether the request must succeed. If the second request fails but need not succeed, the
-                first answer is kept.
+            ask: Function that returns a step, which sends one request. Its arguments are two flags: whether to add
+                tokens for thoughts, and whether the request must succeed. A second request need not if the first
+                gave an answer: if it fails, that answer is kept.
         """
         longer = bool(self.thinks)
         draft: Draft = yield ask(longer, True)

@@ -244,8 +244,9 @@ def recall_states(
         layers: The states to return.
 
     Returns:
-        The pooled states. None if the LLM did not keep them for all these layers, if they belong to another model or
-        prompt, or if the draft has no tokens or more tokens than the answer so far.
+        The pooled states. None if the answer is no longer in use, was written by another model or for another
+        prompt, or kept no states of one of the layers. Also None if the draft has no tokens, or more than the answer
+        has so far.
     """
     answer = find_answer(draft.response_id)
     if answer is None or answer.fingerprint != fingerprint:
