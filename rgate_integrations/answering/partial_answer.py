@@ -83,8 +83,8 @@ class PartialAnswer:
         model: Name of the LLM; empty if unknown.
         prompt_tokens: Length of the prompt in tokens; 0 until the LLM reports it.
         response_id: Id of the response, if a local LLM keeps hidden states for it; otherwise empty.
-        local_answer: The local LLM's answer with its hidden states, which must exist until the answer is judged; None
-            for any other LLM.
+        local_answer: The local LLM's answer, which holds its hidden states; kept here until it is judged. None for
+            any other LLM.
         has_thoughts: Whether the LLM sends thoughts separately from its answer, or seems to hide them.
         has_end: True once a finish reason arrives, False while one is expected, None if the LLM may send none.
     """

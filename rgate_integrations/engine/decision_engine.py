@@ -116,10 +116,11 @@ class DecisionEngine(Decider):
         return self.gate.proxy
 
     def get_proxy(self, name: str = "") -> Proxy:
-        """Return the model that was given as ``proxy``, or else one that all engines in the process share.
+        """Return a proxy model: the one given to this engine, or one that all engines in the process share.
 
         Args:
-            name: Name of another proxy, such as the encoder or an inner gate's; empty for the gate's own.
+            name: Name of the model; empty for the gate's own proxy. The given model stands in for that one only: any
+                other, such as the encoder, is shared.
         """
         if self._proxy is not None and name in ("", self.gate.proxy):
             return self._proxy

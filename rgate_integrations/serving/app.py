@@ -94,7 +94,7 @@ class DecisionRoutes:
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
-        """Return search queries for each question (itself and its draft's claims); none if it need not retrieve."""
+        """Return search queries for each question (itself and its draft's claims); none if no retrieval is needed."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 

@@ -160,8 +160,8 @@ class DecisionService:
             items: The questions.
             llm: Name of the LLM whose knowledge is judged, see `gates`; may be empty.
             name_source: Source of that name, see `gates`.
-            milliseconds: The client's timeout in milliseconds, which cannot exceed the service's; None for the
-                service's.
+            milliseconds: The client's timeout in milliseconds. The service's timeout applies if it is shorter, or
+                if this is None.
 
         Raises:
             QueueFullError: The queue has too few free places.

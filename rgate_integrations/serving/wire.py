@@ -83,9 +83,10 @@ class QueriesResponse(BaseModel):
 
 
 class SystemOneQuestion(BaseModel):
-    """A typed question; the criteria of a choice are an object whose keys are the options.
+    """One of the typed questions of a System One request.
 
-    Other fields, such as instructions, are ignored: a gate's questions are fixed.
+    For the type ``choice``, ``criteria`` is an object whose keys are the options. Other fields, such as instructions,
+    are ignored, because a gate only answers fixed questions.
     """
 
     type: str
@@ -160,7 +161,7 @@ class ChoiceAnswer(BaseModel):
 
 
 class SystemOneResponse(BaseModel):
-    """The answers by name of the question, and the number of tokens that the gate's own model read and wrote."""
+    """The answers to a System One request, by name of the question, and the tokens that the decision cost."""
 
     model: str
     answers: dict[str, NoulAnswer | ChoiceAnswer]
@@ -203,7 +204,10 @@ def problem(
 
 
 def one_line(text: str) -> str:
-    """Return a text for a header: one line of at most 300 characters, with ``?`` for all but printable ASCII."""
+    """Return a text for a header: one line of at most 300 characters, all printable ASCII.
+
+    Typographic quotes, dashes and ellipses become ASCII; any other character becomes ``?``.
+    """
     # A line break would let a client forge the next header.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
     return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
@@ -217,7 +221,7 @@ def route_label(decision: Decision) -> Literal["retrieve", "direct"]:
 def likeliest_kind(decision: Decision) -> str:
     """Return the likeliest kind of request, such as ``private``; empty without kinds, as after a rule or failure.
 
-    The default gate has a signal for each kind, and ``"known"`` for P(the LLM knows the fact).
+    The default gate has one signal per kind. Its other signal, ``"known"``, is not a kind.
     """
     kinds = {name: probability for name, probability in decision.signals.items() if name != "known"}
     return max(kinds, key=kinds.__getitem__, default="")
