@@ -371,7 +371,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
         self.request = request
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Return a list with the question gate's decision about the only input."""
+        """Return what `screen` returns: the same gate judges the question with and without answer first."""
         return (yield from self.screen())
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:

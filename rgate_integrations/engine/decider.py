@@ -74,7 +74,7 @@ class Decider(ABC):
 
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return a flow, for `outcomes` to run, of a decision or an exception per request, in order.
+        """Return a flow whose result is one decision or exception per request, in order; `outcomes` runs it.
 
         If the flow itself raises, all requests fail with that exception.
         """
@@ -163,7 +163,7 @@ class Decider(ABC):
         return await arun(self.flow(requests))
 
     def flow(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision]]:
-        """Return a decision for each item, in order. An item may be a question that has already failed.
+        """Return a decision for each item, in order. A `Failed` stands for a request that failed earlier.
 
         A failure becomes a decision to retrieve, unless ``on_error`` is ``"raise"``; then the first one is raised.
 
