@@ -178,7 +178,7 @@ class BufferedAnswer(ABC):
 
     @abstractmethod
     def read(self, chunk: Any) -> bool:
-        """Add the text of a chunk to ``partial``; return False if the chunk cannot be judged."""
+        """Add the text of a chunk to ``partial``; return False if the answer can no longer be judged."""
 
     def set_logprobs(self, *, enabled: bool) -> None:  # noqa: B027 - needed only with a fallback
         """Set whether later direct answers request log-probabilities; does nothing by default."""
@@ -232,11 +232,11 @@ class BufferedAnswer(ABC):
                 )
 
     def draft(self) -> Draft | None:
-        """Return the answer so far; None if a chunk cannot be judged, or if the LLM thinks first.
+        """Return the answer so far; None if it cannot be judged, or if the LLM thinks first.
 
         Raises:
             Exception: The arm raised it, or the stream broke off.
-            EvidenceError: The arm has written nothing.
+            EvidenceError: The arm has written nothing, or only white space.
         """
         if not self.can_be_judged:
             return None

@@ -126,8 +126,8 @@ class CorpusProfile:
         Args:
             retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
                 LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores and indexes are asked for
-                ten passages a search; a retriever finds its own number. A guarded retriever is searched without
-                its gate.
+                ten passages a search; a retriever decides itself how many it returns. A guarded retriever is
+                searched without its gate.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds.
@@ -252,9 +252,10 @@ class CorpusProfile:
         return tuple(dict.fromkeys(part for part in chain.from_iterable(parts) if part in self.terms.names))
 
     def match_terms(self, text: str) -> tuple[str, ...]:
-        """Return the corpus's names that a question contains, then its telling words, most telling first.
+        """Return the words of a question that characterise the corpus, in lower case.
 
-        Telling words are far more frequent in the corpus than elsewhere.
+        First come the corpus's names, then its telling words, the most telling first. Telling words are far more
+        frequent in the corpus than elsewhere.
         """
         words = set(tokenize(text))
         telling = [word for word in self.terms.telling if word in words]

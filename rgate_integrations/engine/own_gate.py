@@ -48,7 +48,7 @@ class OwnGate(Decider):
 
     @property
     def name(self) -> str:
-        """Name of the object's class."""
+        """Name of the class of the user's object."""
         return type(self.gate).__name__
 
     @property

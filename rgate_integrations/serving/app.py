@@ -83,7 +83,7 @@ class DecisionRoutes:
                 await self.gateway.close()
 
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
-        """Answer typed questions in the System One format: P(the LLM knows), and ``retrieve`` or ``direct``."""
+        """Answer a System One request: P(the LLM knows), or the choice between ``retrieve`` and ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
         (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
         return SystemOneResponse.from_decision(body, decision)

@@ -122,7 +122,7 @@ class DecisionService:
         ConfigurationError: ``timeout`` is not a number above 0, or ``gate`` is not a gate.
 
     Attributes:
-        metrics: The metrics.
+        metrics: What the server counts and measures, for Prometheus.
     """
 
     def __init__(self, gate: GateLike, *, timeout: float = 5.0, queue: int = 512) -> None:

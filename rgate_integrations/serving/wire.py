@@ -66,7 +66,7 @@ class DecideRequest(BaseModel):
     llm_name_source: Annotated[str, Field(max_length=100)] = ""
 
     def items(self) -> list[DecideItem]:
-        """Return all questions as items."""
+        """Return all questions as `DecideItem` objects."""
         return [DecideItem(question=item) if isinstance(item, str) else item for item in self.questions]
 
 
@@ -214,7 +214,7 @@ def one_line(text: str) -> str:
 
 
 def route_label(decision: Decision) -> Literal["retrieve", "direct"]:
-    """Return the arm that a decision chose, by its name for clients and metrics."""
+    """Return ``"retrieve"`` or ``"direct"``, the arm that a decision chose."""
     return "retrieve" if decision.retrieve else "direct"
 
 
