@@ -147,7 +147,7 @@ class NoulAnswer(BaseModel):
 
 
 class ChoiceAnswer(BaseModel):
-    """Whether to retrieve.
+    """The answer to a question of type ``choice``: whether to retrieve.
 
     ``probabilities`` has P(known) for ``direct`` and the rest for ``retrieve``. If an override decides, it has 1 for
     the choice and 0 for the other. ``confidence`` is the probability of the choice, and can be below 0.5 if the
@@ -206,7 +206,7 @@ def problem(
 def one_line(text: str) -> str:
     """Return a text for a header: one line of at most 300 characters, all printable ASCII.
 
-    Typographic quotes, dashes and ellipses become ASCII; any other character becomes ``?``.
+    Typographic quotes, dashes and ellipses become ASCII; any other non-ASCII or control character becomes ``?``.
     """
     # A line break would let a client forge the next header.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
