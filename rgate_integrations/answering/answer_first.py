@@ -95,9 +95,9 @@ def settle(
     """Return the decision if the question and the passages are enough to make it.
 
     None means that the LLM must begin to answer first, so that its words can be judged. If no passages could be
-    judged, a clear question is enough (see `is_clear`). If they were judged, they are enough
+    judged, a clear question is enough (see `is_clear`). If passages were judged, they are enough
 
-    - for a clear question, if they lead to the same arm;
+    - for a clear question, if they do not change its arm;
     - for any question, if no LLM is likely to know the answer (see `is_never_known`), or if they are useless (see
       `are_useless`).
 

@@ -58,7 +58,7 @@ class Drafter(ABC, Generic[_Prompt]):
     def write_drafts(self, prompts: Sequence[_Prompt]) -> Flow[list[Draft | Exception]]:
         """Return the LLM's draft for each prompt, or the exception that prevented it, which is also logged.
 
-        If the reply has no answer, such as one with only thoughts, that is a `NoAnswerError`.
+        A reply without an answer, such as one with only thoughts, gives a `NoAnswerError`.
         """
         drafts: list[Draft | Exception] = []
         answers = yield from self._ask_in_form(prompts, self.forms)

@@ -150,9 +150,9 @@ def is_never_known(decision: Decision) -> bool:
 def are_useless(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
     """Return whether passages are so poor that they help no LLM, whatever it knows.
 
-    Passages help if P(helps) exceeds P(known) by more than `LookFirst.min_gain`. This is tested at P(known) =
-    `LookFirst.abstain_below`: passages that do not help there help no LLM that knows more. For an LLM that knows
-    less, P(helps) is lower still, so that the outcome is "abstain" (if `LookFirst.min_gain` is 0).
+    Passages help if P(helps) exceeds P(known) by more than `LookFirst.min_gain`. Only one P(known) is tested,
+    `LookFirst.abstain_below`. If the passages do not help there, they do not help an LLM with a higher P(known). With
+    a lower P(known), P(helps) is lower, too, so the outcome is "abstain" (if `LookFirst.min_gain` is 0).
     """
     least = options.abstain_below
     return estimate_p_helps(question, passages, least, options) - options.min_gain <= least
@@ -177,9 +177,9 @@ def estimate_p_helps(
 def compare(
     decision: Decision, p_helps: float, options: LookFirst, *, direct_threshold: float | None = None
 ) -> Decision:
-    """Return the decision with the outcome of comparing P(known) with P(helps).
+    """Return the decision, revised by comparing P(known) with ``p_helps``; see `decide_with_passages`.
 
-    The outcome is the first that fits:
+    Its outcome is the first that fits:
 
     - *direct* if P(known) is at least ``direct_threshold``;
     - *abstain* if both probabilities are below `LookFirst.abstain_below`;

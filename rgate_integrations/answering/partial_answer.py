@@ -83,8 +83,8 @@ class PartialAnswer:
         model: Name of the LLM; empty if unknown.
         prompt_tokens: Length of the prompt in tokens; 0 until the LLM reports it.
         response_id: Id of the response, if a local LLM keeps hidden states for it; otherwise empty.
-        local_answer: The local LLM's answer with its hidden states, which must exist until the answer is judged; None
-            for any other LLM.
+        local_answer: The local LLM's answer, which holds its hidden states; kept here until it is judged. None for
+            any other LLM.
         has_thoughts: Whether the LLM sends thoughts separately from its answer, or seems to hide them.
         has_end: True once a finish reason arrives, False while one is expected, None if the LLM may send none.
     """
@@ -178,7 +178,7 @@ class BufferedAnswer(ABC):
 
     @abstractmethod
     def read(self, chunk: Any) -> bool:
-        """Add the text of a chunk to ``partial``; return False if the chunk cannot be judged."""
+        """Add the text of a chunk to ``partial``; return False if the answer can no longer be judged."""
 
     def set_logprobs(self, *, enabled: bool) -> None:  # noqa: B027 - needed only with a fallback
         """Set whether later direct answers request log-probabilities; does nothing by default."""
@@ -232,11 +232,11 @@ class BufferedAnswer(ABC):
                 )
 
     def draft(self) -> Draft | None:
-        """Return the answer so far; None if a chunk cannot be judged, or if the LLM thinks first.
+        """Return the answer so far; None if it cannot be judged, or if the LLM thinks first.
 
         Raises:
             Exception: The arm raised it, or the stream broke off.
-            EvidenceError: The arm has written nothing.
+            EvidenceError: The arm has written nothing, or only white space.
         """
         if not self.can_be_judged:
             return None

@@ -144,7 +144,7 @@ def plan_queries_flow(
 
 
 def _judge(claims: Sequence[Claim], gate: Decider | None, threshold: float | None) -> Flow[list[JudgedClaim]]:
-    """Return the claims, each with whether it is kept, and why."""
+    """Judge whether each claim is kept: first by the rewriter, then by the gate, if there is one."""
     judged = list(map(_judge_by_rewriter, claims))
     indices = [i for i, each in enumerate(judged) if each.kept and each.claim.kind != "question"]
     if gate is None or not indices:
@@ -165,7 +165,7 @@ def _judge(claims: Sequence[Claim], gate: Decider | None, threshold: float | Non
 
 
 def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
-    """Return a claim with whether the rewriter keeps it, and why."""
+    """Judge a claim without a gate: kept if it has a query, and the rewriter does not say that it needs no search."""
     kept, reason = True, "Claims are not filtered."
     if not claim.query:
         kept, reason = False, "The claim has no query."

@@ -157,7 +157,7 @@ def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
     """Return the sentences of a draft as claims; empty without a draft.
 
     A pronoun at the beginning of a sentence is replaced by the subject of the question, and the subject is
-    added to queries that lack it. Refusals, phrases without content such as "However,", and a truncated last
+    added to queries that lack it. Refusals, introductory words such as "However,", and a truncated last
     sentence (unless it is the only one) are left out.
     """
     sentences = split_sentences(draft.text) if draft is not None else []

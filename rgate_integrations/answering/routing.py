@@ -50,7 +50,7 @@ class RoutedInput:
     Attributes:
         question: The question; empty if it is unknown here, as in LangChain's router.
         threshold: The caller's threshold; None for the gate's own.
-        screening: The decision by the question alone, with answer first; None otherwise.
+        screening: With answer first, the question gate's decision; None without that gate, or if it raised.
         answer: The direct arm's answer; None if it has not started, or the decision is to retrieve.
         draft: The partial answer to judge, or the exception if the arm wrote none; None before the arm has
             written, and if only the question is judged.
@@ -125,7 +125,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Return for each of these inputs the decision or error of the gate for partial answers, `Strategy.judge`."""
+        """Return, for each of these inputs, what `Strategy.judge` decides about its partial answer, or the error."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
@@ -148,7 +148,8 @@ class RoutedCall(ABC, Generic[_Input]):
     def route(self) -> Flow[Sequence[_Input]]:
         """Decide about every input. Answers and searches that are not needed are cancelled.
 
-        If the gate fails on an input, that input retrieves, unless the gate has ``on_error="raise"``.
+        If the gate fails on an input, that input retrieves. With ``on_error="raise"``, the error becomes the input's
+        outcome or is raised, depending on the framework.
 
         Returns:
             The inputs, each with its outcome, and with its answer or passages if its arm has begun.
@@ -315,7 +316,7 @@ class RoutedCall(ABC, Generic[_Input]):
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit an input's decision. If that retrieves, wait for any search; a search's error becomes the outcome."""
+        """Emit an input's decision. If it is to retrieve, wait for any search, whose error becomes the outcome."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)
@@ -327,7 +328,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = item.passages
 
     def _begin_search(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Start the search unless it has started. If decisions say where to search, leave out inputs without one."""
+        """Start the search unless it has started. If decisions choose the corpora, leave out undecided inputs."""
         if self.strategy.chooses_corpus:
             inputs = [item for item in inputs if item.latest_decision is not None]
         if self.search_task is None and inputs:
@@ -370,7 +371,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
         self.request = request
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Return a list with the question gate's decision about the only input."""
+        """Return what `screen` returns: the same gate judges the question with and without answer first."""
         return (yield from self.screen())
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
@@ -379,7 +380,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
         return (yield from gate.flow([self.request]))
 
     def judge(self, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Return a list with the decision of `Strategy.judge` about the only input's question and draft."""
+        """Return a list with the decision that `Strategy.judge` makes about the question and its partial answer."""
         judge: Decider = self.strategy.judge
         return (yield from judge.flow([attach_draft(self.request, item.draft) for item in inputs]))
 

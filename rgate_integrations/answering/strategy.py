@@ -21,12 +21,12 @@ class Strategy:
         look_first: Options for judging the passages that a search finds; None to skip that.
         judge: The gate that judges partial answers: a `Decider`, or in LangChain a runnable; unused if
             ``answer_first`` is None.
-        question_gate: With ``answer_first``, the gate that screens a question before the LLM starts to answer; if
-            None, the LLM starts to answer every question.
+        question_gate: The gate that judges the question alone. With ``answer_first``, it does so before the LLM
+            starts to answer; if None, the LLM starts to answer every question.
         made_for: The gate for which ``judge`` and ``question_gate`` were made; None if they fit any.
         chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
         llm_thinks: Whether the direct arm's LLM has sent thoughts before an answer since this strategy was made. If
-            so, ``question_gate``, if there is one, judges the question, and no partial answer is judged.
+            so, and if there is a ``question_gate``, no partial answer is judged any more.
     """
 
     answer_first: AnswerFirst | None = None
@@ -77,5 +77,5 @@ class Strategy:
 
     @property
     def searches_ahead(self) -> bool:
-        """Whether the search starts before the decision."""
+        """Whether the search may start before the final decision, as with look first or `AnswerFirst.prefetch`."""
         return self.look_first is not None or (self.answer_first is not None and self.answer_first.prefetch)

@@ -70,12 +70,12 @@ class CorpusProfile:
 
     Attributes:
         name: The corpus's name in decisions.
-        codes: Vectors of a sample of its passages, shape (passages, 256), int8, not normalised.
+        codes: Vectors of a sample of the corpus's passages, shape (passages, 256), int8, not normalised.
         terms: Its telling words, far more frequent in it than elsewhere, and its names, such as error codes.
         baseline: Median `nearness` of unrelated requests, which ship with the package.
-        margin: How much nearer its own sentences are to its other passages than the baseline: the median over
-            sentences, averaged with the value 0.22 (which weighs as much as 10 sentences), and clipped to
-            [0.12, 0.4]. Always 0.22 for a description.
+        margin: By how much the `nearness` of the corpus's own sentences to its other passages exceeds ``baseline``.
+            It is the median over sentences, averaged with the value 0.22 (which weighs as much as 10 sentences), and
+            clipped to [0.12, 0.4]. Without such sentences, as for a description, it is 0.22.
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages read, with repetitions.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
@@ -126,8 +126,8 @@ class CorpusProfile:
         Args:
             retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
                 LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores and indexes are asked for
-                ten passages a search; a retriever finds its own number. A guarded retriever is searched without
-                its gate.
+                ten passages a search; a retriever decides itself how many it returns. A guarded retriever is
+                searched without its gate.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds.
@@ -211,9 +211,10 @@ class CorpusProfile:
         return _mean_of_nearest(background().project_questions(vectors) @ self._vectors.T)
 
     def closeness(self, vectors: Float32Array) -> Float64Array:
-        """Return the score by which corpora are ranked: the nearness minus half the baseline, shape (questions,).
+        """Return the score by which corpora are ranked, shape (questions,): `nearness` minus half of ``baseline``.
 
-        Only half, because a corpus about many things is nearer to every question, but also answers more of them.
+        A corpus about many things is nearer to every question, but also answers more of them. So only half is
+        subtracted.
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
@@ -243,17 +244,18 @@ class CorpusProfile:
         return self.p_covered(corpus_encoder().vectors(texts, "query: "), texts)
 
     def match_names(self, text: str) -> tuple[str, ...]:
-        """Return the corpus's names that a question contains, such as products, identifiers and error codes.
+        """Return the corpus's names, such as products and error codes, that a question contains, in lower case.
 
-        A compound such as ``E-41-Meldung`` contains ``E-41``.
+        A compound such as ``E-41-Meldung`` contains ``e-41``.
         """
         parts = ((word, word.rpartition("-")[0], word.partition("-")[2]) for word in tokenize(text))
         return tuple(dict.fromkeys(part for part in chain.from_iterable(parts) if part in self.terms.names))
 
     def match_terms(self, text: str) -> tuple[str, ...]:
-        """Return the corpus's names that a question contains, then its telling words, most telling first.
+        """Return the words of a question that characterise the corpus, in lower case.
 
-        Telling words are far more frequent in the corpus than elsewhere.
+        First come the corpus's names, then its telling words, the most telling first. Telling words are far more
+        frequent in the corpus than elsewhere.
         """
         words = set(tokenize(text))
         telling = [word for word in self.terms.telling if word in words]

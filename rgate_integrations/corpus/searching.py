@@ -48,7 +48,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
 
     Raises:
         ConfigurationError: ``retriever`` cannot be searched, or ``searches`` is below 1.
-        ProfileError: A search failed, its results have no text, or the time ended before one found anything.
+        ProfileError: A search failed, its results have no text, or the time ended before any search found a passage.
     """
     valid_count(searches, "searches")
     # A guarded retriever is searched without its gate, which would hide what the LLM knows.
@@ -116,7 +116,7 @@ def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[s
 
 
 def _find_texts(retriever: Retriever, query: str) -> list[str]:
-    """Return the texts of all passages that a search finds; a framework's retriever finds its own number."""
+    """Return the texts of the passages that a search finds: at most ten, or all from a framework's retriever."""
     if isinstance(retriever, SearchFunction):
         hits = retriever.find(query, _TOP_K)
     else:

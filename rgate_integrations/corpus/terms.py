@@ -98,12 +98,12 @@ def _proper_names(
 
 
 def tokenize(text: str) -> list[str]:
-    """Return the words of a text, in order and in lower case, divided like those of `Terms`."""
+    """Return the words of a text, in order and in lower case, split in the same way as for `find_terms`."""
     return [word.lower() for word in _TOKEN.findall(_plain_codes(text))]
 
 
 def _plain_codes(text: str) -> str:
-    """Return a text in plain letters, without superscripts and the like; a full-width code becomes ``E-41``."""
+    """Return a text in plain letters, without superscripts and signs such as ™; full-width codes become ASCII."""
     return plain_text(_SMALL.sub(" ", text)).translate(_HYPHENS)
 
 

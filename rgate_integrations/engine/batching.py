@@ -50,7 +50,7 @@ class Batcher(Generic[_Item, _Result]):
         self._closed = False
 
     def submit(self, items: Iterable[_Item]) -> list[Future[_Result | Exception]]:
-        """Queue items, and return one future per item: of its result, or of the exception in its place.
+        """Queue items, and return one future per item, whose result is the item's result or an exception.
 
         While the process is exiting, the futures of threads other than the main thread never complete.
 

@@ -74,7 +74,7 @@ class Decider(ABC):
 
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return a flow, for `outcomes` to run, of a decision or an exception per request, in order.
+        """Return a flow whose result is one decision or exception per request, in order; `outcomes` runs it.
 
         If the flow itself raises, all requests fail with that exception.
         """
@@ -163,7 +163,7 @@ class Decider(ABC):
         return await arun(self.flow(requests))
 
     def flow(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision]]:
-        """Return a decision for each item, in order. An item may be a question that has already failed.
+        """Return a decision for each item, in order. A `Failed` stands for a request that failed earlier.
 
         A failure becomes a decision to retrieve, unless ``on_error`` is ``"raise"``; then the first one is raised.
 
@@ -312,15 +312,15 @@ class BoundDecision:
         return own is None or question.strip() in (own.strip(), self.decision.question.strip())
 
     def about(self, question: str) -> Decision:
-        """Return the decision, which must concern this question; see `concerns`.
+        """Return the decision for this question, for which `concerns` must be True.
 
-        A decision that applies to any question, but was made about another one, is copied: the copy has this
-        question, and not the draft, which answers the other one.
+        If the decision applies to any question, it may have been made about another one. Then the result is a copy
+        with this question and without a draft, because the draft answers the other question.
         """
         if self.question is not None or question.strip() == self.decision.question.strip():
             return self.decision
         return self.decision.model_copy(update={"question": question, "draft": None})
 
     def repeats(self, gate: Decider, threshold: float | None) -> bool:
-        """Return whether this gate would make the same decision again, at this threshold (None: at any)."""
+        """Return whether this gate would decide the same again at this threshold; None ignores the threshold."""
         return threshold in (None, self.threshold) and gate.decides_like(self.gate)

@@ -116,10 +116,11 @@ class DecisionEngine(Decider):
         return self.gate.proxy
 
     def get_proxy(self, name: str = "") -> Proxy:
-        """Return the model that was given as ``proxy``, or else one that all engines in the process share.
+        """Return a proxy model: the one given to this engine, or one that all engines in the process share.
 
         Args:
-            name: Name of another proxy, such as the encoder or an inner gate's; empty for the gate's own.
+            name: Name of the model; empty for the gate's own proxy. The given model stands in for that one only: any
+                other, such as the encoder, is shared.
         """
         if self._proxy is not None and name in ("", self.gate.proxy):
             return self._proxy
@@ -165,7 +166,7 @@ class DecisionEngine(Decider):
         return None if gate is None else self.with_options(gate=gate)
 
     def question_gate(self) -> DecisionEngine | None:
-        """Return the engine that reads only the question; see `Decider.question_gate`."""
+        """Return the engine that judges the question before the LLM starts to answer; see `Decider.question_gate`."""
         gate = self.gate.question_gate()
         return None if gate is None else self.with_options(gate=gate)
 
@@ -225,7 +226,7 @@ class DecisionEngine(Decider):
         return outcomes
 
     def _to_decision(self, request: Request, score: Score) -> Decision:
-        """Turn a score into a decision: by its override, or else by the threshold of the request, score or gate."""
+        """Turn a score into a decision: by its override, or by the first threshold of request, score and gate."""
         threshold = self.threshold if score.threshold is None else score.threshold
         # The override decides but leaves P(known) unchanged, so that calibration and logs get the real number.
         retrieve, reason = score.p_known < threshold, score.reason

@@ -48,7 +48,7 @@ class OwnGate(Decider):
 
     @property
     def name(self) -> str:
-        """Name of the object's class."""
+        """Name of the class of the user's object."""
         return type(self.gate).__name__
 
     @property
@@ -65,11 +65,11 @@ class OwnGate(Decider):
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """The corpora that the object declares."""
+        """Names of the corpora that the object declares; empty without any."""
         return tuple(getattr(self.gate, "corpora", ()))
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the object's decisions, at the requests' thresholds, or an error for each invalid decision.
+        """Return, for each request, the object's decision at the request's threshold, or an error if it is invalid.
 
         Raises:
             ConfigurationError: The object returned more or fewer decisions than there are requests.

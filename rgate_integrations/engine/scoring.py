@@ -90,7 +90,7 @@ def score_requests(
 
 
 def _retrieve_if_unread(score: Score, request: Request, item: Evidence) -> Score:
-    """Return the score, changed to retrieve if models did not read a part of the request that may need passages."""
+    """Return the score, overridden to retrieve if a part that was cut off, or is encoded, may need passages."""
     if item.truncated:
         warning = f"Only {len(item.question):,} of {len(request.question):,} characters were read."
         score = replace(score, warnings=(warning, *score.warnings))

@@ -115,7 +115,7 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
     Args:
         target: The folder.
         names: Names of the new files. The folder may be replaced if it is missing or empty, or contains one of
-            these files (``README.md`` does not count), or the lock file or an unfinished copy of one.
+            these files (``README.md`` does not count), its lock file, or an unfinished copy of it.
 
     Raises:
         ConfigurationError: The folder may not be replaced, cannot be read, or is a file; or the target is the current
@@ -284,10 +284,10 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
 class JsonlLog:
     """A JSONL file of objects that a run appends to and the next run continues.
 
-    If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. (If that is the
-    only line, `append` accepts only lines that begin with it.) A complete last line is kept, even without its line
-    feed. Opening and reading never change an existing file, because it may have been named by mistake. Processes
-    take turns to append, so that none cuts off another's unfinished line.
+    If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. (If it is the
+    only line, the first appended line must begin with it, which shows that the file is this log.) A complete last
+    line is kept, even without its line feed. Opening and reading never change an existing file, because it may have
+    been named by mistake. Processes take turns to append, so that none cuts off another's unfinished line.
 
     Args:
         path: The file; it and its folder are created whenever they are missing. Only the owner may read a new
@@ -310,6 +310,7 @@ class JsonlLog:
 
         Raises:
             DataFormatError: A line is not UTF-8 or not JSON.
+            OSError: The file cannot be read.
         """
         *lines, last = self.path.read_bytes().split(b"\n")
         if _parse_line(last) is not None:
@@ -321,8 +322,7 @@ class JsonlLog:
 
         Raises:
             DataFormatError: The file is not such a log.
-            WriteError: The values could not be written, for example because the disk is full. The file is
-                unchanged.
+            WriteError: The values could not be written, for example because the disk is full. The file is unchanged.
         """
         lines = "".join(json_line(value) for value in values).encode()
         with self._open() as file:
@@ -463,7 +463,7 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 
 def _beside(target: Path, mark: str) -> Path:
-    """Return the hidden path ``.NAME-MARK`` next to the target: a rename is atomic only within one file system.
+    """Return the hidden path ``.NAME-MARK`` next to the target, from where a rename to the target is atomic.
 
     Raises:
         ConfigurationError: The target is the current folder, a folder above it, or the root.

@@ -157,7 +157,7 @@ def is_truncated(reason: object) -> bool:
 
 
 def describe_non_answer(text: str) -> str:
-    """Return ``"nothing"``, ``"a tool call"`` or ``"a refusal"`` if a text is that, and empty if it is an answer.
+    """Return ``"nothing"``, ``"a tool call"`` or ``"a refusal"`` for a text that is no answer; empty for an answer.
 
     Only English refusals are recognised.
 

@@ -55,7 +55,7 @@ def replace_surrogates(content: bytes) -> bytes:
 def redact(message: object, *private: object) -> str:
     r"""Make a message safe for a log: one line of at most 300 characters, without words of private texts.
 
-    Libraries quote their input in errors, in full, truncated or escaped, and its line feeds could forge log lines.
+    Libraries quote their input in errors, in full, truncated or escaped. Line feeds in it could forge log lines.
     Words of more than 32 characters, which may be keys, are masked, too.
 
     Args:

@@ -83,7 +83,7 @@ class DecisionRoutes:
                 await self.gateway.close()
 
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
-        """Answer typed questions in the System One format: P(the LLM knows), and ``retrieve`` or ``direct``."""
+        """Answer a System One request: P(the LLM knows), or the choice between ``retrieve`` and ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
         (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
         return SystemOneResponse.from_decision(body, decision)
@@ -94,7 +94,7 @@ class DecisionRoutes:
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
-        """Return search queries for each question (itself and its draft's claims); none if it need not retrieve."""
+        """Return search queries for each question (itself and its draft's claims); none if no retrieval is needed."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 

@@ -201,7 +201,7 @@ class Gateway:
         return await self.upstream.forward(llm_request.request, content, headers)
 
     async def _route(self, llm_request: LLMRequest) -> RoutedInput:
-        """Return the question with its decision. That is to retrieve if the queue is full or anything fails."""
+        """Return the question with its decision, which is to retrieve if the queue is full or anything fails."""
         try:
             with self.service.counting(1) as decisions:
                 (routed,) = await arun(GatewayCall(self, llm_request).route())
@@ -233,8 +233,8 @@ class Gateway:
     async def _search_text(self, llm_request: LLMRequest) -> str:
         """Return what to search for instead of the question, which may be a follow-up.
 
-        It is the question as the upstream rewrites it, if the gateway asks for that and it succeeds. Otherwise it is
-        the user's previous turn and the question.
+        With ``condense``, the upstream rewrites the follow-up of a chat as a search query. Otherwise, or if that
+        fails, the text is `UserTurn.search_text`.
         """
         body = llm_request.condense_body if self._condense else None
         if body is not None:

@@ -59,8 +59,8 @@ class UserTurn:
     def search_text(self) -> str:
         """Text to search for: the user's previous turn, if there is one, and then the question.
 
-        Turns of a few words, such as "Try again.", are skipped if there are longer ones. A very long turn,
-        such as a file that a coding client sends, is shortened to its questions, or else to its beginning. A
+        Earlier turns of a few words, such as "Try again.", are skipped if there are longer ones. A very long earlier
+        turn, such as a file that a coding client sends, is shortened to its questions, or else to its beginning. A
         question that is a pasted transcript is split into its turns.
         """
         question, history = self.question, self.history
@@ -259,7 +259,7 @@ def _parse_object(content: bytes) -> dict[str, Any]:
     """Parse a JSON object that can be serialised again unchanged.
 
     Raises:
-        UndecidedError: It is not such an object. The upstream then receives it unchanged.
+        UndecidedError: ``content`` is not such an object.
     """
     try:
         # NaN, Infinity and numbers such as 1e400 could not be serialised again.

@@ -122,7 +122,7 @@ class DecisionService:
         ConfigurationError: ``timeout`` is not a number above 0, or ``gate`` is not a gate.
 
     Attributes:
-        metrics: The metrics.
+        metrics: What the server counts and measures, for Prometheus.
     """
 
     def __init__(self, gate: GateLike, *, timeout: float = 5.0, queue: int = 512) -> None:
@@ -160,8 +160,8 @@ class DecisionService:
             items: The questions.
             llm: Name of the LLM whose knowledge is judged, see `gates`; may be empty.
             name_source: Source of that name, see `gates`.
-            milliseconds: The client's timeout in milliseconds, which cannot exceed the service's; None for the
-                service's.
+            milliseconds: The client's timeout in milliseconds. The service's timeout applies if it is shorter, or
+                if this is None.
 
         Raises:
             QueueFullError: The queue has too few free places.

@@ -53,7 +53,7 @@ _DOT_SEGMENT = re.compile(r"(?:^|[/\\])[\s\0]*\.{1,2}[\s\0]*(?:;[^/\\]*)?(?:[/\\
 
 
 class Relay(StreamingResponse):
-    """The upstream's response with the gateway's headers; its connection is closed if the client disconnects."""
+    """The upstream's response with the gateway's headers; closes the upstream's connection if the client leaves."""
 
     def __init__(
         self, response: httpx.Response, chunks: AsyncGenerator[bytes], own_headers: Mapping[str, str]
@@ -304,5 +304,5 @@ async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
 
 
 def never_blocking(*_: object) -> Any:
-    """Raise `NotImplementedError`, in place of the blocking form of a step: the gateway is asynchronous only."""
+    """Raise `NotImplementedError`. Takes the place of a blocking function, as the gateway is asynchronous only."""
     raise NotImplementedError("The gateway is asynchronous only.")

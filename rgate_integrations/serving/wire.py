@@ -66,7 +66,7 @@ class DecideRequest(BaseModel):
     llm_name_source: Annotated[str, Field(max_length=100)] = ""
 
     def items(self) -> list[DecideItem]:
-        """Return all questions as items."""
+        """Return all questions as `DecideItem` objects."""
         return [DecideItem(question=item) if isinstance(item, str) else item for item in self.questions]
 
 
@@ -83,9 +83,10 @@ class QueriesResponse(BaseModel):
 
 
 class SystemOneQuestion(BaseModel):
-    """A typed question; the criteria of a choice are an object whose keys are the options.
+    """One of the typed questions of a System One request.
 
-    Other fields, such as instructions, are ignored: a gate's questions are fixed.
+    For the type ``choice``, ``criteria`` is an object whose keys are the options. Other fields, such as instructions,
+    are ignored, because a gate only answers fixed questions.
     """
 
     type: str
@@ -146,7 +147,7 @@ class NoulAnswer(BaseModel):
 
 
 class ChoiceAnswer(BaseModel):
-    """Whether to retrieve.
+    """The answer to a question of type ``choice``: whether to retrieve.
 
     ``probabilities`` has P(known) for ``direct`` and the rest for ``retrieve``. If an override decides, it has 1 for
     the choice and 0 for the other. ``confidence`` is the probability of the choice, and can be below 0.5 if the
@@ -160,7 +161,7 @@ class ChoiceAnswer(BaseModel):
 
 
 class SystemOneResponse(BaseModel):
-    """The answers by name of the question, and the number of tokens that the gate's own model read and wrote."""
+    """The answers to a System One request, by name of the question, and the tokens that the decision cost."""
 
     model: str
     answers: dict[str, NoulAnswer | ChoiceAnswer]
@@ -203,21 +204,24 @@ def problem(
 
 
 def one_line(text: str) -> str:
-    """Return a text for a header: one line of at most 300 characters, with ``?`` for all but printable ASCII."""
+    """Return a text for a header: one line of at most 300 characters, all printable ASCII.
+
+    Typographic quotes, dashes and ellipses become ASCII; any other non-ASCII or control character becomes ``?``.
+    """
     # A line break would let a client forge the next header.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
     return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
 
 
 def route_label(decision: Decision) -> Literal["retrieve", "direct"]:
-    """Return the arm that a decision chose, by its name for clients and metrics."""
+    """Return ``"retrieve"`` or ``"direct"``, the arm that a decision chose."""
     return "retrieve" if decision.retrieve else "direct"
 
 
 def likeliest_kind(decision: Decision) -> str:
     """Return the likeliest kind of request, such as ``private``; empty without kinds, as after a rule or failure.
 
-    The default gate has a signal for each kind, and ``"known"`` for P(the LLM knows the fact).
+    The default gate has one signal per kind. Its other signal, ``"known"``, is not a kind.
     """
     kinds = {name: probability for name, probability in decision.signals.items() if name != "known"}
     return max(kinds, key=kinds.__getitem__, default="")
