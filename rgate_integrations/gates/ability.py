@@ -89,7 +89,7 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
 
        - for a name with a size: the family at this size, if possible by LLMs of the same version;
        - for other names: the latest predecessor of the same tier, such as ``opus``, unless the version is far above
-         all known ones, or the name has no tier and its version has a less able LLM;
+         all known ones, or the name has no tier and the table has a less able LLM of its version;
        - otherwise: the least able LLM of the version. If too little is known about the version, or the name suggests
          a smaller LLM (``gpt-5-lite``): the least able one of the family, but at most 0 if this LLM may be weaker;
     4. a size alone, which never gives more than the default, with a warning;
@@ -278,15 +278,15 @@ def _is_one_tier(entries: Sequence[AbilityEntry], family: str) -> bool:
 
 
 def _guess_by_size(size: float) -> float:
-    """Return an ability guessed from the size alone (in billions of parameters); at most 0, that of the default."""
+    """Return an ability guessed from the size alone, in billions of parameters; at most 0, the default ability."""
     return min(0.0, _LOGITS_PER_DOUBLING * math.log2(size / _DEFAULT_SIZE))
 
 
 def _interpolate(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, Ability]:
     """Return the ability at a size, in billions of parameters, and the LLM of the nearest size.
 
-    The ability is interpolated between two sizes of the entries, which must all have one. It is constant above the
-    largest size, and falls below the smallest.
+    Every entry must have a size. The ability is interpolated between their sizes. Beyond the largest, it stays the
+    same; below the smallest, it decreases with the size.
     """
     # By the logarithm of the size, because each doubling is worth about the same; for equal sizes, the least able.
     weakest_at: dict[float, Ability] = {}

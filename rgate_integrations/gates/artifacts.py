@@ -203,7 +203,11 @@ class Kind:
     bias: Finite = 0.0
 
     def share_answered(self, known: Float64Array) -> Float64Array:
-        """Return P(the LLM alone answers such a request well), given P(the LLM knows the fact), in the same shape."""
+        """Return P(the LLM alone answers a request of this kind well), in the shape of ``known``.
+
+        Args:
+            known: P(the LLM knows the fact).
+        """
         if self.answerable == "if_known":
             return known
         return np.full_like(known, float(self.answerable == "always"))
@@ -336,8 +340,8 @@ class HeadsArtifact(SavedGate):
 
     Attributes:
         segments: Classifies a segment by the states of `base_model`, which reads any language.
-        in_context: Also classifies the segments of a request that has several of them or earlier turns. It reads
-            more layers, which were trained to classify requests. Its logits are averaged with those of `segments`.
+        in_context: Also classifies the segments of a request that has several of them or earlier turns. Some of
+            its layers were trained to classify requests. Its logits are averaged with those of `segments`.
         first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
         facts: Estimates the same from a second model's states, which is more accurate but needs a second pass; for
             English only.

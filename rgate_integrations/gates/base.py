@@ -121,8 +121,8 @@ class Gate(Frozen, ABC):
         gate_fields: Names of the parameters that hold other gates; `make_gate` also takes a name or config for them.
         argument: Name of the parameter whose value may follow the gate's name and a colon, as in
             ``probe:FOLDER``; empty for none, or if `parse_argument` is overridden.
-        judges_llm: Whether `load_gate` accepts ``llm_name=``: true if the gate adjusts to that LLM (see `for_llm`),
-            or if it was fitted to one LLM and ignores the name.
+        judges_llm: Whether `load_gate` accepts ``llm_name=``. True for gates that adjust to that LLM (see `for_llm`),
+            and for tuned and calibrated gates, which ignore the name.
     """
 
     info: ClassVar[GateInfo]

@@ -223,7 +223,11 @@ def parse_name(name: str) -> ModelName:
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
-    """Return pairs of an alias, parsed, and the usual name, for each of the `ALIASES` that adds a size to it."""
+    """Return those of the `ALIASES` that have a size, such as ``phi-4-14b``, although the usual name has none.
+
+    Returns:
+        Pairs of the parsed alias and the usual name.
+    """
     names = [(_parse_words(_split_words(alias), ""), usual) for alias, usual in ALIASES.items()]
     return [
         (name, usual) for name, usual in names if name.size is not None and parse_name(usual).size is None

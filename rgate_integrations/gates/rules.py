@@ -108,8 +108,8 @@ class Rules:
     def pattern_order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The arguments whose patterns and functions are tried before all examples, and those tried after them.
 
-        Those of ``always`` are tried before. So are those of ``never`` if ``always`` has no examples. If it has, they
-        are tried after the examples, so that a request that matches both arguments retrieves.
+        ``always`` is tried before the examples. So is ``never``, unless ``always`` has examples: then ``never`` is
+        tried after them, so that a request that matches both arguments retrieves.
         """
         has_examples = any(isinstance(rule, str) for rule in self.always)
         return (("always",), ("never",)) if has_examples else (("always", "never"), ())

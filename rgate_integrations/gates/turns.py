@@ -231,7 +231,8 @@ those of the other kinds, but are none."""
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
     """Return each request with the earlier turns that it refers to moved from its history to its question.
 
-    If the encoder fails, its error is returned in place of each request with an earlier turn by anyone but the user.
+    If the encoder fails, its error is returned in place of each request whose history has a turn by someone other
+    than the user.
 
     Args:
         gate: A gate that reads turns. Retries ("Try again"), remarks ("Thanks") and general offers of help are only

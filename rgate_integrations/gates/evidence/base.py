@@ -161,8 +161,8 @@ class Context:
 
     Attributes:
         evidence: The evidence of each request; a failure of one does not affect the others.
-        sources: Where evidence comes from. Specs get models from `use_proxy`; ``sources.proxy`` is for what does not
-            become evidence, such as counting tokens.
+        sources: Where evidence comes from. A spec gets the model that reads the requests from `use_proxy`, which
+            records the model. ``sources.proxy`` records nothing: use it for other tasks, such as truncating a text.
     """
 
     evidence: Sequence[Evidence]
@@ -174,10 +174,10 @@ class Context:
         return [evidence.request for evidence in self.evidence]
 
     def use_proxy(self, name: str = "") -> Proxy:
-        """Return a proxy model by the name that gates use, and record on each request that this model reads it.
+        """Return the proxy model of a name, and record on each request of the batch that this model reads it.
 
         An empty name means the gate's own proxy. The record lets a gate that was trained on one model reject
-        evidence from another. It is made here, where the model is handed out, so that no spec can forget it.
+        evidence from another. This method makes the record, so that no spec can forget to do so.
         """
         proxy = self.sources.proxy(name)
         for evidence in self.evidence:
@@ -239,7 +239,7 @@ class Context:
 
 
 def _check_draft(piece: Piece[Any] | Exception) -> Piece[Any] | Exception:
-    """Return a piece or error unchanged, but a `NoAnswerError` for a draft that is no answer, such as a refusal."""
+    """Return a `NoAnswerError` for a draft that is no answer, such as a refusal; anything else unchanged."""
     draft = getattr(piece, "value", None)
     if isinstance(draft, Draft) and draft.non_answer:
         return no_answer(draft.non_answer, thinking=draft.is_cut_off)

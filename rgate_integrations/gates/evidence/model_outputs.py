@@ -113,7 +113,10 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
-    """Return the cost of reading a prompt; none for 0 tokens, because the answering LLM had kept the states."""
+    """Return the cost of one pass over a prompt, or no cost for 0 tokens.
+
+    With 0 tokens, nothing was read, because the answering LLM had kept the states since it wrote the draft.
+    """
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 
