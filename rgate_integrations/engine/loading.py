@@ -153,10 +153,10 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:
-    """Return a copy of a gate, adjusted to an LLM; the gate itself if it was fitted to the answers of some LLM.
+    """Return a copy of a gate, adjusted to an LLM; the gate itself if it was tuned or calibrated for one.
 
     Raises:
-        ConfigurationError: The gate cannot be adjusted to an LLM, or the name is a path that does not exist.
+        ConfigurationError: The gate does not accept an LLM's name, or the name is a path that does not exist.
         ModelLoadError: The measured ability cannot be read.
     """
     # An error, because ignoring the name would judge the wrong LLM.
