@@ -150,9 +150,9 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Choose the lowest threshold that keeps the loss with the given confidence.
+        """Choose the lowest threshold that keeps the loss within ``loss``, with the given confidence.
 
-        It is `ALWAYS`, without a guarantee, if no threshold that skips a question does.
+        If every threshold that skips a question may lose more, choose `ALWAYS`, without a guarantee.
 
         Args:
             p: P(known) of each question, shape (n,).

@@ -201,7 +201,7 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 
 
 def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
-    """Return a sentence on how many questions the policy needs for its guarantee, estimated by resampling these."""
+    """Return a sentence on how many questions the policy needs for its guarantee, estimated by resampling."""
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
         n = factor * len(p)
@@ -318,10 +318,10 @@ class Correction:
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:
-    """Fit a correction, with the shrinkages that have the lowest log loss on held-out questions.
+    """Fit a correction, with shrinkages chosen by their log loss on held-out questions.
 
-    The first candidates of `STRENGTHS` and `HEAD_STRENGTHS` are kept unless that loss is lower than theirs by more
-    than one standard error.
+    The first of `STRENGTHS` and of `HEAD_STRENGTHS` are used, unless the best candidates have a loss that is lower by
+    more than one standard error.
 
     Args:
         table: The data of the questions.
