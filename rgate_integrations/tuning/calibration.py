@@ -129,10 +129,10 @@ class MaxLoss:
     Accuracy is the share of answers that count as right; the papers count those that contain a gold answer.
 
     The loss of a question is 1 if it is skipped and only the answer with retrieval is right, -1 if it is skipped and
-    only the answer without retrieval is right, and 0 otherwise. For each threshold, from always retrieving downward,
-    the hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024, "Estimating
-    means of bounded random variables by betting", section 4), which is valid for any number of questions and needs
-    fewer of them if the arms rarely differ.
+    only the answer without retrieval is right, and 0 otherwise. Thresholds are tested from the highest downward. For
+    each, the hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024,
+    "Estimating means of bounded random variables by betting", section 4), which is valid for any number of questions
+    and needs fewer of them if the arms rarely differ.
 
     Attributes:
         loss: Maximum loss of accuracy, in (0, 1).

@@ -335,7 +335,7 @@ class Answers:
 
 
 def answers_file(out: str | Path) -> Path:
-    """Return the path of the answers behind ``out``, a file or folder: ``NAME.answers.jsonl`` next to it."""
+    """Return the path of the file of answers for ``out``, a file or folder: ``NAME.answers.jsonl`` next to it."""
     path = expand(out)
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
 
@@ -381,7 +381,7 @@ def cached_answers(
 
 
 def _as_line(arm: ArmName, question: Question, outcome: Draft | Exception, seconds: float) -> dict[str, Any]:
-    """Return a line of the file, as JSON values."""
+    """Return the line of the file that records a call's outcome, as JSON values."""
     line = {
         "arm": arm,
         "question": question.text,

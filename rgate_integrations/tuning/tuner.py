@@ -163,8 +163,8 @@ def tune(
 
     Raises:
         ConfigurationError: ``out`` exists and ``update`` is false, or ``out`` contains the file ``questions`` or is
-            not a tuned gate. Or ``direct`` or ``retrieve`` is of an unsupported type, or has other settings than when
-            it gave the earlier answers.
+            not a tuned gate. Or ``direct`` or ``retrieve`` is of an unsupported type, has other settings than when it
+            gave the earlier answers, or cannot be sampled (``direct`` with ``options.num_samples``).
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or the answers without retrieval
             are all right or all wrong.
         ModelLoadError: The gate ``options.init_from`` cannot be read or corrected, or the gate in ``out`` is damaged.
