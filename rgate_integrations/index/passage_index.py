@@ -168,8 +168,8 @@ class PassageIndex:
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: Two of the passages have the same id, ``replace`` is false and the index already has one
-                of the ids, or a value cannot be stored.
+            DataFormatError: Two of the passages have the same id, a value cannot be stored, or the index already has
+                one of the ids and ``replace`` is false.
             RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
         """
         if not passages:

@@ -293,8 +293,8 @@ class Drift:
 def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
     """Return how logged P(known) differs from P(known) at calibration, by the population stability index.
 
-    The interval is from a basic bootstrap over both samples. The bootstrap also removes the bias of the plain index,
-    which is 0.3 even for two samples of 50 scores from the same traffic.
+    The interval is from a basic bootstrap over both samples. The bootstrap also removes the bias of the plain index:
+    for two samples of 50 scores from the same traffic, that index is 0.3.
 
     Args:
         quantiles: Evenly spaced quantiles of P(known) at calibration, in ascending order.

@@ -184,7 +184,7 @@ def fit_gate(
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
-    """Return the gate as it is saved. It has no basis: its weight and bias apply to the hidden states themselves."""
+    """Return the gate as it is saved: with a weight and bias for the hidden states, not for their components."""
     components = basis.projection.shape[1]
     (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + components, -1])
     weight = basis.projection @ states
@@ -286,7 +286,7 @@ class Table:
 
     @property
     def columns(self) -> Float64Array:
-        """`prior`, `states`, `features` and ones, shape (n, 1 + components + features + 1)."""
+        """`prior`, `states`, `features` and a column of ones, shape (n, 1 + components + features + 1)."""
         return np.column_stack([self.prior, self.states, self.features, np.ones(len(self.prior))])
 
     def part(self, indices: PositionArray) -> Table:

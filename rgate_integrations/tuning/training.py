@@ -249,7 +249,7 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
 
 
 def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
-    """Read annotated claims (SlimPLM, section 3.3) as pairs for the claim rewriter.
+    """Read annotated claims (SlimPLM, section 3.3), and return the pairs that train the claim rewriter.
 
     Each line needs ``question`` and ``claims``, a list of objects with the text ``claim``. Optional are ``query`` and
     ``needs_search`` of a claim, and ``closed_book_text``, the draft of the answer. A line is left out if it has
