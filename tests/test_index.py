@@ -214,6 +214,13 @@ def test_an_embedder_that_fails_changes_nothing(spoil):
     assert_holds(index, passages())
 
 
+def test_an_embedder_with_too_few_vectors_for_the_queries(index):
+    """Regression: it raised a ValueError about zip()."""
+    index.embedder.spoil = lambda vectors: vectors[1:]
+    with pytest.raises(ConfigurationError, match=r"do not match 2 texts.*embedder must return"):
+        index.search(["z", "zz"])
+
+
 def ends_before(line, write, index):
     """Press Ctrl-C at one of the lines that the index executes while it writes; False if it executes fewer."""
     lines = itertools.count(1)

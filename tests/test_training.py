@@ -1,6 +1,7 @@
 """Examples and probes: bad files first, then numbers, then the command line."""
 
 import re
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import pytest
@@ -126,6 +127,19 @@ def test_a_probe_learns_what_differs_within_a_set():
         scores = (states * weight).sum(axis=(1, 2))
         areas.append(fold_metrics(scores, known, sets.tolist())["auc_mean"])
     assert areas[0] > areas[1] + 0.02
+
+
+def test_provenance_lists_only_what_is_installed(monkeypatch):
+    """Regression: a probe of the encoder, which needs no transformers, could not be made without it."""
+
+    def installed(name):
+        if name in ("transformers", "peft"):
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("rgate_integrations.tuning.training.version", installed)
+    versions = TrainingOptions(draft="none").provenance([], "in words", {})["versions"]
+    assert versions.keys() == {"python", "torch", "scikit-learn", "numpy"}
 
 
 @pytest.mark.model

@@ -259,7 +259,7 @@ def _load_judged(
     If ``draft`` is ``"none"``, the gate ``"ik"`` reads only the question.
 
     Raises:
-        ConfigurationError: ``draft`` is ``"none"``, and the gate reads a draft and is not ``"ik"``.
+        ConfigurationError: ``draft`` is ``"none"``, but the gate reads a draft. This is not raised for ``"ik"``.
     """
     from rgate_integrations.engine.loading import DEFAULT_GATES, load_gate
     from rgate_integrations.gates.evidence.base import expand_specs
@@ -300,7 +300,10 @@ def monitor(
     ],
     gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions to the calibration; list questions that no corpus covers and the LLM may not know."""
+    """Compare logged decisions with those at calibration, and list gaps.
+
+    Gaps are questions that no corpus covers and the LLM may not know.
+    """
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records

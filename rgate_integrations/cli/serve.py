@@ -156,7 +156,7 @@ def _make_gateway(
 def _load_served(
     name: str, llm_name: str, threshold: float | None = None, corpus: Corpus | None = None
 ) -> DecisionEngine:
-    """Return the gate of a server. From now on, missing models of the catalogue are not downloaded on first use."""
+    """Return the gate for a server, and forbid this process to download missing catalogue models on first use."""
     forbid_downloads()
     gate = rgate_integrations.load_gate(name, llm_name=llm_name, corpus=corpus or None)
     return gate if threshold is None else gate.with_options(threshold=threshold)
@@ -168,6 +168,7 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
     Raises:
         ConfigurationError: There are several indexes, and two share a name or one has none; both indexes and an
             object were given; or the object cannot be imported or cannot search.
+        RGateError: An index cannot be loaded, see `open_index`.
     """
     if name is not None:
         if indexes:

@@ -206,9 +206,9 @@ def train(
     system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe only).")] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
 ) -> None:
-    """Train a gate on labelled questions, or the rewriter on annotated claims, and save it.
+    """Train a gate on labelled questions, or a rewriter of claims on annotated claims, and save it.
 
-    A probe takes minutes, and its cross-validated AUC is printed. Other gates fine-tune the --proxy model with LoRA.
+    A probe takes minutes, and its cross-validated AUC is printed. For the others, LoRA fine-tunes the --proxy model.
     """
     from rgate_integrations.gates.folder import ADAPTER, CONFIG
     from rgate_integrations.runtime.files import check_output, locked

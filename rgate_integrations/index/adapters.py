@@ -71,7 +71,8 @@ class SearchFunction:
         """Return what the function finds, which may be more than ``k`` passages.
 
         Raises:
-            TypeError: The function returned no list, or a result without text.
+            TypeError: The function returned a string, a mapping or something that cannot be iterated over, or one of
+                the results has no text.
         """
         results = self.function(query, k)
         # A string or a mapping may be a chain's answer.
@@ -83,7 +84,7 @@ class SearchFunction:
 def as_hit(result: Any, query: str) -> Hit:
     """Convert a search result, such as a document, a node or a text, to a hit.
 
-    Without an id, the text is the passage's id; without a score, the score is 0.
+    Without an id (0 and "" count as none), the text is the passage's id. Without a score, the score is 0.
 
     Raises:
         TypeError: The result has no text.
@@ -113,7 +114,7 @@ def _has(source: Any, method: str) -> bool:
 
 
 def _takes_k(function: Callable[..., Any]) -> bool:
-    """Return whether a function takes ``k``: it has a second positional parameter, required or named ``k``."""
+    """Return whether a function takes ``k``: its second positional parameter is named ``k`` or has no default."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:2]
     except (ValueError, TypeError):  # some functions in C have no signature

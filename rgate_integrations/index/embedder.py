@@ -83,7 +83,7 @@ class SentenceEmbedder:
                 it; or it cannot be loaded.
             DownloadError: The model could not be downloaded.
             MissingDependencyError: The extra ``local`` is needed, and is not installed.
-            UnknownNameError: The name is neither one that ``rgate download`` lists, nor a folder, nor a Hub id.
+            UnknownNameError: No embedder has this name, and it is neither a folder nor a Hub id.
         """
         return _shared(self.name).embed(texts)
 

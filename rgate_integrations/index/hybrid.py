@@ -142,7 +142,7 @@ def fuse(
 
     Args:
         rankings: Result lists, best first.
-        key: Function that returns the same key for equal items, of which the best-ranked one is returned.
+        key: Function that returns an item's key. Of items with the same key, only the best-ranked one is returned.
         k: Maximum number of items to return; all when None.
         constant: The larger it is, the smaller the advantage of the first ranks.
 

@@ -71,7 +71,7 @@ class PassageIndex:
     Search is exact: a batch of 1,000 queries takes 0.5 s in 100,000 passages. For millions, use a vector database.
 
     Any number of threads may read and write. A write is atomic: if it raises, nothing has changed, and no reader sees
-    half of it. A forked process has the whole index.
+    half of it. A forked process has its own copy of the index.
 
     Args:
         embedder: Embeds passages and queries; multilingual-e5-small by default.
@@ -118,7 +118,10 @@ class PassageIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the embedder and all ids, titles and texts, not of metadata or vectors given to `add`."""
+        """A hash of the embedder's identity and of the passages' ids, titles and texts, in their order.
+
+        Metadata, and vectors passed to `add`, do not change it.
+        """
         digest = hashlib.sha256(self.embedder.identity.encode())
         for passage in self.passages:
             digest.update(repr((passage.id, passage.title, passage.text)).encode())
@@ -165,8 +168,8 @@ class PassageIndex:
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: Two of the passages have the same id; the index already has an id, and ``replace`` is
-                false; or a value cannot be stored.
+            DataFormatError: Two of the passages have the same id, a value cannot be stored, or the index already has
+                one of the ids and ``replace`` is false.
             RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
         """
         if not passages:
@@ -247,9 +250,10 @@ class PassageIndex:
         All queries are embedded in one call.
 
         Raises:
-            ConfigurationError: ``queries`` is one string, ``k`` is not a positive whole number, or the
-                embedder's vectors are not finite or do not have the dimension of the index.
-            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
+            ConfigurationError: ``queries`` is one string, ``k`` is not a positive whole number, or the embedder
+                returned vectors that are not finite, or of the wrong number or dimension.
+            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`. Errors of your own
+                embedder are raised unchanged.
         """
         check_search(queries, k)
         if not queries or not self.passages:
@@ -272,15 +276,15 @@ class PassageIndex:
             queries: The texts of the queries, one per vector, for `Hit.query`; when None, `Hit.query` is empty.
 
         Raises:
-            ConfigurationError: The vectors are not finite, their dimension differs from the index's, or ``k``
-                is not a positive whole number.
+            ConfigurationError: The vectors are not finite, their dimension differs from the index's, their number
+                differs from that of the queries, or ``k`` is not a positive whole number.
         """
         valid_count(k, "k")
         # Read once, because another thread may replace it meanwhile.
         state = self._state
         if not state.passages:
             return [[] for _ in vectors]
-        normalised = unit(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
+        normalised = unit(check_vectors(vectors, len(queries or vectors), state.buffer.shape[1]))
         # FAISS pads the results with row -1 if k exceeds the number of vectors.
         k = min(k, len(state.passages))
         nearest = self._faiss.knn(normalised, state.vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)

@@ -53,8 +53,8 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
     missing or null, the line number is the id.
 
     Raises:
-        DataFormatError: The file cannot be read, or a line is not UTF-8 or not a passage; the message names file and
-            line.
+        DataFormatError: The file cannot be read, or a line is not UTF-8 or not a passage. The message names the file
+            and, for a line, its number.
     """
     for number, record in read_jsonl(path, hint=_LINE):
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):

@@ -80,7 +80,11 @@ class ModelArm:
         return facts
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Return one answer per question, with passages if there is an index and no seed."""
+        """Return one answer per question.
+
+        With a seed, the answers are sampled without passages. Otherwise, they use the passages that the index finds,
+        if there is an index.
+        """
         texts = [question.text for question in questions]
         if self.seed is not None:
             samples = self.llm.sample(

@@ -129,10 +129,10 @@ class MaxLoss:
     Accuracy is the share of answers that count as right; the papers count those that contain a gold answer.
 
     The loss of a question is 1 if it is skipped and only the answer with retrieval is right, -1 if it is skipped and
-    only the answer without retrieval is right, and 0 otherwise. For each threshold, from always retrieving downward,
-    the hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024, "Estimating
-    means of bounded random variables by betting", section 4), which is valid for any number of questions and needs
-    fewer of them if the arms rarely differ.
+    only the answer without retrieval is right, and 0 otherwise. Thresholds are tested from the highest downward. For
+    each, the hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024,
+    "Estimating means of bounded random variables by betting", section 4), which is valid for any number of questions
+    and needs fewer of them if the arms rarely differ.
 
     Attributes:
         loss: Maximum loss of accuracy, in (0, 1).
@@ -150,9 +150,9 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Choose the lowest threshold that keeps the loss with the given confidence.
+        """Choose the lowest threshold that keeps the loss within ``loss``, with the given confidence.
 
-        It is `ALWAYS`, without a guarantee, if no threshold that skips a question does.
+        If every threshold that skips a question may lose more, choose `ALWAYS`, without a guarantee.
 
         Args:
             p: P(known) of each question, shape (n,).

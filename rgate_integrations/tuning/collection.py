@@ -129,6 +129,7 @@ class Answers:
 
         Raises:
             ConfigurationError: An arm's answers in the file were made with other settings.
+            WriteError: The file cannot be written.
         """
         for name, arm in arms.items():
             earlier, facts = self._made_with.get(name), dict(arm.facts)
@@ -173,7 +174,7 @@ class Answers:
         return sorted(missing, key=lambda question: (arm, question.key) in self._failed)
 
     def count_missing(self, questions: Sequence[Question]) -> Counter[str]:
-        """Return the number of missing answers, by kind of arm: ``"direct"``, ``"retrieve"`` or ``"sample"``."""
+        """Return the number of missing answers, by kind of arm, such as ``"direct"``; see `arm_kind`."""
         missing: Counter[str] = Counter()
         for arm in self.arms:
             missing[arm_kind(arm)] += len(self.missing(questions, arm))
@@ -200,7 +201,7 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call found no working server, ten calls in a row of one kind failed, or all failed.
+            ServerError: The first call found no working server, ten in a row of one kind of arm failed, or all did.
             NoAnswerError: All answers of one kind of arm, at least three, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """
@@ -241,7 +242,7 @@ class Answers:
         return failures
 
     def _check_answered(self, kind: str) -> None:
-        """Raise `NoAnswerError` if no arm of a kind has given an answer."""
+        """Raise `NoAnswerError` if no arm of this kind has given an answer."""
         if not any(arm_kind(name) == kind for name, _ in self._answers):
             raise NoAnswerError(
                 f"{STOP_IF_CUT_OFF} answers were cut off while the {'judge' if kind == 'judge' else 'LLM'} "
@@ -253,7 +254,10 @@ class Answers:
             )
 
     def _check_finished(self, direct: Arm) -> None:
-        """Raise `NoAnswerError` if a server cut off all direct answers, at least three: they may be only thinking."""
+        """Raise `NoAnswerError` if there are at least three direct answers, and a server cut off every one.
+
+        Such answers may contain nothing but thinking.
+        """
         finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
         is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, RemoteModel)
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
@@ -331,7 +335,7 @@ class Answers:
 
 
 def answers_file(out: str | Path) -> Path:
-    """Return the path of the answers behind ``out``, a file or folder: ``NAME.answers.jsonl`` next to it."""
+    """Return the path of the file of answers for ``out``, a file or folder: ``NAME.answers.jsonl`` next to it."""
     path = expand(out)
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
 
@@ -377,7 +381,7 @@ def cached_answers(
 
 
 def _as_line(arm: ArmName, question: Question, outcome: Draft | Exception, seconds: float) -> dict[str, Any]:
-    """Return a line of the file, as JSON values."""
+    """Return the line of the file that records a call's outcome, as JSON values."""
     line = {
         "arm": arm,
         "question": question.text,

@@ -126,7 +126,7 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     - ``helped``: the number of skipped questions for which only the answer without retrieval is right.
     - ``harmed``: the number of skipped questions for which only the answer with retrieval is right.
     - ``curve``: pairs of retrieval rate and share of right answers, at rates of 0, 5, ..., 100 %.
-    - ``intervals``: 95 % bootstrap intervals of the two AUCs, ``accuracy``, ``retrieval_rate`` and
+    - ``intervals``: 95 % bootstrap intervals of the two AUCs (if defined), ``accuracy``, ``retrieval_rate`` and
       ``containment_accuracy``.
     - ``n``, ``failed``: the number of questions, and of those that the gate could not judge.
     """
@@ -245,7 +245,8 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
         rag: Milliseconds of a search and an answer with passages.
 
     Returns:
-        ``always_ms`` without a gate, ``gated_ms`` with the gate, and ``break_even``, clipped to [0, 1].
+        ``always_ms``, the mean time if every question retrieves; ``gated_ms``, the mean time with the gate; and
+        ``break_even``, the retrieval rate, clipped to [0, 1].
     """
     saved = rag - gate - direct
     even = float(saved >= 0)  # if retrieval costs nothing extra, the gate pays off at every rate or at none
@@ -292,8 +293,8 @@ class Drift:
 def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
     """Return how logged P(known) differs from P(known) at calibration, by the population stability index.
 
-    The interval is from a basic bootstrap over both samples, which also removes the bias of the plain index:
-    without it, two samples of 50 scores from the same traffic have an index of 0.3.
+    The interval is from a basic bootstrap over both samples. The bootstrap also removes the bias of the plain index:
+    for two samples of 50 scores from the same traffic, that index is 0.3.
 
     Args:
         quantiles: Evenly spaced quantiles of P(known) at calibration, in ascending order.

@@ -184,7 +184,7 @@ def fit_gate(
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
-    """Return the gate as it is saved. It has no basis: its weight and bias apply to the hidden states themselves."""
+    """Return the gate as it is saved: with a weight and bias for the hidden states, not for their components."""
     components = basis.projection.shape[1]
     (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + components, -1])
     weight = basis.projection @ states
@@ -201,7 +201,7 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 
 
 def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
-    """Return a sentence on how many questions the policy needs for its guarantee, estimated by resampling these."""
+    """Return a sentence on how many questions the policy needs for its guarantee, estimated by resampling."""
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
         n = factor * len(p)
@@ -286,7 +286,7 @@ class Table:
 
     @property
     def columns(self) -> Float64Array:
-        """`prior`, `states`, `features` and ones, shape (n, 1 + components + features + 1)."""
+        """`prior`, `states`, `features` and a column of ones, shape (n, 1 + components + features + 1)."""
         return np.column_stack([self.prior, self.states, self.features, np.ones(len(self.prior))])
 
     def part(self, indices: PositionArray) -> Table:
@@ -318,10 +318,10 @@ class Correction:
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:
-    """Fit a correction, with the shrinkages that have the lowest log loss on held-out questions.
+    """Fit a correction, with shrinkages chosen by their log loss on held-out questions.
 
-    The first candidates of `STRENGTHS` and `HEAD_STRENGTHS` are kept unless that loss is lower than theirs by more
-    than one standard error.
+    The first of `STRENGTHS` and of `HEAD_STRENGTHS` are used, unless the best candidates have a loss that is lower by
+    more than one standard error.
 
     Args:
         table: The data of the questions.

@@ -330,7 +330,7 @@ def collect(
             ``out`` exists without its file of answers.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
         NoAnswerError: Answers were cut off, for example while the LLM or judge was still thinking.
-        LockedError: Another process is writing to the file.
+        LockedError: Another process is writing to ``out`` or the file of answers.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.
     """
     out = expand(out)

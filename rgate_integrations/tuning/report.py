@@ -92,7 +92,10 @@ there is no such gate."""
 
 
 def write_notes(labels: Labels, question: FittedGate, answer_first: FittedGate | None) -> Notes:
-    """Return sentences on each gate's guarantee, quality and savings, or on why the answer-first gate is missing."""
+    """Return sentences on each gate's guarantee, quality and savings.
+
+    If ``answer_first`` is None, a sentence says why there is no such gate.
+    """
     n = sum(answered.direct.logprobs is not None for answered in labels.answered)
     partial_notes = [
         f"No gate for partial answers was fitted: {n} of {len(labels.answered)} answers came with log-probabilities, "
@@ -132,8 +135,8 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
     Args:
         answered: The questions, with the answers of both arms.
         retrieves: Which of them are answered with retrieval, shape (n,).
-        cut: Number of tokens after which the direct answer is cancelled if the question retrieves, with the
-            answer-first gate; 0 for the gate of the question alone.
+        cut: For the answer-first gate, the number of tokens after which it cancels the direct answer of a question
+            that retrieves. 0 for the gate of the question alone, which starts no such answer.
 
     Returns:
         The tokens; None if the length of a prompt is unknown.
@@ -152,8 +155,11 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
 
 
 def _count_tokens(answer: Draft) -> float:
-    """Return the number of tokens of an answer and its thinking; if unlisted, 4 characters of text are a token."""
-    return answer.thinking_tokens + (len(answer.tokens) or len(answer.text) / 4)  # 4 characters per token
+    """Return the number of tokens of an answer, including its thinking.
+
+    If the tokens of the text are unknown, every four characters count as one.
+    """
+    return answer.thinking_tokens + (len(answer.tokens) or len(answer.text) / 4)
 
 
 def write_page(
@@ -161,8 +167,8 @@ def write_page(
 ) -> str:
     """Return the report on a tuned gate, as a self-contained HTML page.
 
-    It also shows the prior, the gate from which tuning started, as "before tuning". The P(known) of a tuned gate is
-    from a fit that has not seen the question.
+    It also shows the prior, the gate from which tuning started, as "before tuning". A tuned gate's
+    P(known) of a question is from a fit that has not seen this question.
 
     Args:
         labels: The labelled answers.

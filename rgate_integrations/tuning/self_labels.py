@@ -1,4 +1,7 @@
-"""Labels questions by a model's own answers: whether they are right, or how often samples are right or agree."""
+"""Labels questions by a model's own answers.
+
+The label is whether the most likely answer is right, which share of samples is right, or how much samples agree.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class TrainingOptions:
         labelled_by: Source of the labels, for the model card; empty if they came with the data.
         llm: Name of the LLM whose answers were labelled.
         system: System message of the prompt for drafts and answers (probes only); None keeps the default.
-        recipe: Hyperparameters of fine-tuning; the paper's when None.
+        recipe: Hyperparameters of fine-tuning; when None, those of the gate's paper (`RECIPES`).
         resume: Whether to continue an interrupted fine-tuning run.
     """
 
@@ -118,7 +119,10 @@ class TrainingOptions:
             recipe: How it was trained, in words or JSON.
             metrics: Metrics of the cross-validation; empty without one.
         """
-        packages = ("torch", "transformers", "peft", "scikit-learn", "numpy")
+        versions = {"python": platform.python_version()}
+        for package in ("torch", "transformers", "peft", "scikit-learn", "numpy"):
+            with suppress(PackageNotFoundError):  # a probe of the encoder needs no transformers
+                versions[package] = version(package)
         return {
             "label": f"{self.label} of {self.labelled_by}" if self.labelled_by else self.label,
             "seed": self.seed,
@@ -126,7 +130,7 @@ class TrainingOptions:
             "recipe": recipe,
             "data": list(map(DataFile.as_provenance, files)),
             "metrics": metrics,
-            "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+            "versions": versions,
             "licence": "that of the training data",
         }
 
@@ -169,8 +173,8 @@ class Pair:
         values: Values of its fields.
         target: The text that the model should write.
         weight: Weight of the pair in the loss; a soft label becomes two pairs.
-        ends: Whether the end of an answer follows the target: a line feed if the template's answers end at one,
-            otherwise the model's stop token. False for verdicts that are only scored.
+        ends: Whether the model also learns to end its answer after the target: with a line feed if the template
+            stops at one, otherwise with the stop token. False for verdicts that are scored and never written.
     """
 
     prompt: PromptTemplate
@@ -245,7 +249,7 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
 
 
 def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
-    """Read annotated claims (SlimPLM, section 3.3) as pairs for the claim rewriter.
+    """Read annotated claims (SlimPLM, section 3.3), and return the pairs that train the claim rewriter.
 
     Each line needs ``question`` and ``claims``, a list of objects with the text ``claim``. Optional are ``query`` and
     ``needs_search`` of a claim, and ``closed_book_text``, the draft of the answer. A line is left out if it has
@@ -266,9 +270,9 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
 
 
 def _print_claims(record: Record) -> str:
-    """Return a record's claims as the rewriter should write them.
+    """Return the text that the rewriter should write: a record's claims, with their tags.
 
-    The text is empty if the record has no claims, or if `parse_claims` could not read all of them back from it.
+    It is empty if the record has no claims, or if `parse_claims` would not find all of them in the text.
 
     Raises:
         DataFormatError: ``claims`` is missing or not a list, or a value in it has the wrong type.

@@ -50,7 +50,7 @@ class TuneOptions:
     Attributes:
         policy: Chooses the threshold: `MaxLoss` or `Budget`.
         labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
-        judge: A model that judges answers against gold ones; ``"judge"`` needs one, and ``"auto"`` uses one if given.
+        judge: Model that judges answers against gold ones; ``labels="judge"`` needs one, ``"auto"`` uses it if given.
         max_questions: Maximum number of questions to ask, drawn at random, at least 1; all when None.
         embedder: Detects answers of the same meaning, for ``labels="agreement"``; when None, only words are compared.
         concurrency: Maximum concurrent calls, at least 1; your own objects are called from worker threads.
@@ -163,8 +163,8 @@ def tune(
 
     Raises:
         ConfigurationError: ``out`` exists and ``update`` is false, or ``out`` contains the file ``questions`` or is
-            not a tuned gate. Or ``direct`` or ``retrieve`` is of an unsupported type, or has other settings than when
-            it gave the earlier answers.
+            not a tuned gate. Or ``direct`` or ``retrieve`` is of an unsupported type, or ``direct`` cannot give
+            samples. Or one of them, or the judge, has other settings than when it gave the earlier answers.
         DataFormatError: The log cannot be read, fewer than 20 questions have labels, or the answers without retrieval
             are all right or all wrong.
         ModelLoadError: The gate ``options.init_from`` cannot be read or corrected, or the gate in ``out`` is damaged.
