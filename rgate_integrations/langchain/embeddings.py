@@ -24,7 +24,7 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
     Args:
         model: Catalogue name, local folder, or Hub id.
 
-    Example:
+    Examples:
         >>> vector = RGateEmbeddings().embed_query("Who wrote Hamlet?")  # doctest: +SKIP
     """
 

@@ -49,7 +49,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
             prompt fills the model's context, ``layers`` names a layer that does not exist, or the model's chat
             template is missing or rejects the messages.
 
-    Example:
+    Examples:
         >>> from rgate_integrations.langchain.local_chat import LocalChat
         >>> chat = LocalChat(model="smollm2-135m-instruct", max_tokens=64)
     """

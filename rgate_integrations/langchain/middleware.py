@@ -64,7 +64,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             that is named in ``tools``.
         ModelLoadError: A trained gate cannot be read.
 
-    Example:
+    Examples:
         >>> middleware = RetrievalGateMiddleware("constant:never", tools=["search_docs"])
         >>> # agent = create_agent(model, [search_docs], middleware=[middleware])
     """

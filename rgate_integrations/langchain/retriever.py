@@ -77,7 +77,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         ConfigurationError: The gate is invalid; see `RetrievalGate`. Raised by a call: the gate does not
             return a `Decision`.
 
-    Example:
+    Examples:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")
         ['Who wrote Hamlet?']
     """

@@ -44,7 +44,7 @@ class GatedTool(FunctionTool):
         UnknownNameError: No gate has that name, or ``question`` names an argument that the tool lacks.
         ModelLoadError: A trained gate cannot be read.
 
-    Example:
+    Examples:
         >>> tool = GatedTool(QueryEngineTool.from_defaults(engine), gate)  # doctest: +SKIP
         >>> agent = FunctionAgent(tools=[tool], llm=llm)  # doctest: +SKIP
     """

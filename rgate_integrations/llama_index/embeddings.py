@@ -21,7 +21,7 @@ class RGateEmbedding(BaseEmbedding):
         model_name: Catalogue name, local folder, or Hub id.
         embed_batch_size: Number of texts per call of the model, from 1 to 2,048.
 
-    Example:
+    Examples:
         >>> vector = RGateEmbedding().get_query_embedding("Who wrote Hamlet?")  # doctest: +SKIP
     """
 

@@ -57,7 +57,7 @@ class LocalLLM(LLM, GenerationOptions):
             ``layers`` names a layer that does not exist, the model has no chat template or the template rejects
             the conversation, or the prompt fills the model's context.
 
-    Example:
+    Examples:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM
         >>> llm = LocalLLM(model="smollm2-135m-instruct", max_tokens=64)
     """
