@@ -271,8 +271,9 @@ class RequestFields(TypedDict, total=False):
 class Request:
     """A question and everything else that a gate may use.
 
-    >>> Request("And when?", history=["user: Who wrote Hamlet?", "assistant: Shakespeare."]).question
-    'And when?'
+    Examples:
+        >>> Request("And when?", history=["user: Who wrote Hamlet?", "assistant: Shakespeare."]).question
+        'And when?'
 
     Attributes:
         question: What the user asks, without surrounding white space.

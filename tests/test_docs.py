@@ -1,5 +1,7 @@
 """README and docs: every Python block runs alone, as a reader copies it; every figure is one that was measured."""
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -177,6 +179,25 @@ def test_what_was_measured_is_on_the_page_and_printed_by_the_command_that_it_nam
         for number in re.findall(r"\d[\d.]*", figure):
             # What is skipped is the rest of what is retrieved.
             assert number in page or f"{100 - float(number):.1f}" in page, (claim, number)
+
+
+def docstrings_of_the_reference():
+    """The docstrings in the files of all that the reference includes, each with the file's name."""
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for name in re.findall(r"^::: ([\w.]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            path = ROOT.joinpath(*name.split("."))
+            while not path.with_suffix(".py").exists():
+                path = path.parent
+            for node in ast.walk(ast.parse(path.with_suffix(".py").read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                    yield path.stem, inspect.cleandoc(str(node.value.value))
+
+
+def test_the_reference_shows_examples_and_tables_as_such():
+    """It would show these as quotations or running text; examples belong under Examples."""
+    lines = [(name, line) for name, text in docstrings_of_the_reference() for line in text.splitlines()]
+    assert len(lines) > 1000
+    assert {each for each in lines if re.match(r">>>|Example:|={5}|.*::$", each[1])} == set()
 
 
 def test_the_gate_of_the_contributing_guide_works():

@@ -48,7 +48,7 @@ def parse_claims(text: str) -> list[Claim]:
     Never raises: text without tags has no claims, and malformed blocks are skipped. Apart from white space, every
     claim and query is a substring of ``text``.
 
-    Example:
+    Examples:
         >>> parse_claims("<Claim> Paris is in France. <Query> Paris country")[0].query
         'Paris country'
     """

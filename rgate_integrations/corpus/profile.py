@@ -62,7 +62,7 @@ Source: TypeAlias = Literal["texts", "retriever", "description"]
 class CorpusProfile:
     """What a corpus is about. Immutable.
 
-    Example:
+    Examples:
         >>> from rgate_integrations import load_gate
         >>> handbook = CorpusProfile.from_texts(["Staff travel second class.", "Claims are paid in May."], "handbook")
         >>> load_gate(corpus=handbook).decide("When are claims paid?").corpus

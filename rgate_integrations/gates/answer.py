@@ -20,7 +20,7 @@ class AnswerGate(Gate):
 
     The question shows whether the LLM alone can do a task, such as writing a letter. The log-probabilities of the
     letter say nothing about that: it can begin in many ways, so any one is improbable. Whether the LLM knows a fact
-    is easier to see from the answer than from the question. So ::
+    is easier to see from the answer than from the question. So:
 
         logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the partial answer)
         w = weight * P(answerable if known) / (P(answerable if known) + P(always answerable))

@@ -96,7 +96,7 @@ class Gate(Frozen, ABC):
     Gates are immutable values. To use one, pass it to `load_gate`, or to a framework's adapter as
     ``gate=``.
 
-    Example:
+    Examples:
         >>> from rgate_integrations import load_gate
         >>> class Brief(Gate):
         ...     '''Short questions are known.'''

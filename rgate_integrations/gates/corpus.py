@@ -62,16 +62,14 @@ class CorpusGate(Gate):
 
     The first row that fits counts:
 
-    ======================  =====================  ===================================================================
-    the request             the inner gate says    the decision
-    ======================  =====================  ===================================================================
-    asks nothing            anything               the inner gate's (thanks, tasks, pasted text ask nothing)
-    is about a corpus       anything               retrieve from it; with ``prefer="llm"``, the inner gate's
-    is about none           an override            the override's
-    is about none           the LLM knows          direct
-    is about none           private or fresh       retrieve: a source without a profile may hold it
-    is about none           the LLM may not know   ``when_uncovered``
-    ======================  =====================  ===================================================================
+    | the request | the inner gate says | the decision |
+    |---|---|---|
+    | asks nothing | anything | the inner gate's (thanks, tasks, pasted text ask nothing) |
+    | is about a corpus | anything | retrieve from it; with ``prefer="llm"``, the inner gate's |
+    | is about none | an override | the override's |
+    | is about none | the LLM knows | direct |
+    | is about none | private or fresh | retrieve: a source without a profile may hold it |
+    | is about none | the LLM may not know | ``when_uncovered`` |
 
     Attributes:
         inner: Estimates what the LLM knows. Only one whose `question_gate` is a `HeadsGate` recognises that a

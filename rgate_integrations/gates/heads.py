@@ -48,7 +48,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     It needs one or two passes over the request, and no draft. The LLM alone answers some kinds of requests
     well (thanks, sums, letters), some not at all (private documents, news), and questions about facts if it
-    knows the fact::
+    knows the fact:
 
         p_known = P(always answered) + P(answered if the fact is known) * P(the LLM knows the fact)
 

@@ -207,8 +207,9 @@ class ModelName:
 def parse_name(name: str) -> ModelName:
     """Return the parts of an LLM's name, found by the rules at the top of this module.
 
-    >>> sorted(parse_name("us.meta.llama3-1-8b-instruct-v1:0").words)
-    ['3.1', '8b', 'llama']
+    Examples:
+        >>> sorted(parse_name("us.meta.llama3-1-8b-instruct-v1:0").words)
+        ['3.1', '8b', 'llama']
     """
     text, date = name[:_MAX_CHARACTERS].strip().casefold().replace("\\", "/").rstrip("/"), ""
     for pattern, replacement in _PROVIDER_NOISE:

@@ -67,7 +67,7 @@ class PassageUtilityModel(Frozen):
 
     A logistic model of the features gives the probability that the passages contain the answer. If they do, the LLM
     finds it with the probability ``reading``. If not, it answers from its own knowledge, a share of which is lost to
-    ``distraction``::
+    ``distraction``:
 
         p_helps = p_contains_answer * reading + (1 - p_contains_answer) * (1 - distraction) * p_known
 

@@ -103,8 +103,9 @@ def make_gate(name: str, **parameters: Any) -> Gate:
 def gate_argument(folder: str | Path) -> str:
     """Return a folder in the form that `make_gate` needs: ``./`` is added if the folder is named like a gate.
 
-    >>> gate_argument("tuned"), gate_argument("mine"), gate_argument("gates/ik")
-    ('./tuned', 'mine', 'gates/ik')
+    Examples:
+        >>> gate_argument("tuned"), gate_argument("mine"), gate_argument("gates/ik")
+        ('./tuned', 'mine', 'gates/ik')
     """
     name = str(folder)
     return f"./{name}" if name.partition(":")[0] in _GATES else name

@@ -27,7 +27,7 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
     Raises:
         RGateError: Raised by a call: the model cannot be loaded; see `SentenceEmbedder.embed`.
 
-    Example:
+    Examples:
         >>> vector = RGateEmbeddings().embed_query("Who wrote Hamlet?")  # doctest: +SKIP
     """
 

@@ -43,7 +43,7 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
             invalid operand, or a condition has no key. The returned function raises it for a key such as
             ``"a.b"`` that means ``{"a": {"b": …}}``.
 
-    Example:
+    Examples:
         >>> passes = as_predicate({"year": {"$gte": 1990}, "tag": ["a", "b"]})
         >>> passes(Document(page_content="", metadata={"year": 1995, "tag": "b"}))
         True

@@ -98,7 +98,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         ProfileError: The profile of a corpus cannot be read.
         InvalidQuestionError: Raised by a call: the input has no question.
 
-    Example:
+    Examples:
         >>> RetrievalGate("constant:never").invoke("who wrote hamlet?").retrieve
         False
     """

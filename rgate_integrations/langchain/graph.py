@@ -42,7 +42,7 @@ CHECKPOINT_TYPES = tuple((kind.__module__, kind.__name__) for kind in _VALUES)
 """Module and name of each class of this package whose values a graph's state may hold.
 
 A checkpoint names the class of each value. In strict mode, LangGraph restores only listed classes; in other modes,
-it warns about the rest::
+it warns about the rest:
 
     serde = JsonPlusSerializer(allowed_msgpack_modules=CHECKPOINT_TYPES)
     graph.compile(checkpointer=InMemorySaver(serde=serde))
@@ -67,7 +67,7 @@ def gate_node(
         InvalidQuestionError: Raised by the node: the state has no question.
         ConfigurationError: Raised by the node: the gate does not return a `Decision`.
 
-    Example:
+    Examples:
         >>> node = gate_node("constant:never")
         >>> node.invoke({"question": "who wrote hamlet?"})["retrieval_decision"].retrieve
         False
@@ -105,7 +105,7 @@ def route_edge(
         ConfigurationError: ``retrieve`` is an empty mapping. Raised by the edge: the state has no decision, or
             ``retrieve`` has no node for any corpus that the decision names.
 
-    Example:
+    Examples:
         >>> edge = route_edge(retrieve="search", direct="answer")
         >>> edge(gate_node("constant:never").invoke({"question": "who wrote hamlet?"}))
         'answer'

@@ -52,7 +52,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
         RGateError: Raised by a call: the model cannot be loaded.
         pydantic.ValidationError: An option is out of range.
 
-    Example:
+    Examples:
         >>> from rgate_integrations.langchain.local_chat import LocalChat
         >>> chat = LocalChat(model="smollm2-135m-instruct", max_tokens=64)
     """

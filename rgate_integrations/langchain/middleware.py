@@ -65,7 +65,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         ModelLoadError: A trained gate cannot be read.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
 
-    Example:
+    Examples:
         >>> middleware = RetrievalGateMiddleware("constant:never", tools=["search_docs"])
         >>> # agent = create_agent(model, [search_docs], middleware=[middleware])
     """

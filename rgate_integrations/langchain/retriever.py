@@ -81,7 +81,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         InvalidQuestionError: Raised by a call: the input has no question.
         ConfigurationError: Raised by a call: the gate does not return a `Decision`.
 
-    Example:
+    Examples:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")
         ['Who wrote Hamlet?']
     """

@@ -47,7 +47,7 @@ class FaissVectorStore(VectorStore):
         ConfigurationError: Without ``index``: ``embedding`` is not LangChain embeddings.
         MissingDependencyError: FAISS is not installed.
 
-    Example:
+    Examples:
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
         >>> store = FaissVectorStore(embedding=DeterministicFakeEmbedding(size=8))
         >>> store.add_texts(["Paris is the capital of France."], ids=["1"])

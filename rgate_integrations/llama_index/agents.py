@@ -45,7 +45,7 @@ class GatedTool(FunctionTool):
         ModelLoadError: A trained gate cannot be read.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
 
-    Example:
+    Examples:
         >>> tool = GatedTool(QueryEngineTool.from_defaults(engine), gate)  # doctest: +SKIP
         >>> agent = FunctionAgent(tools=[tool], llm=llm)  # doctest: +SKIP
     """

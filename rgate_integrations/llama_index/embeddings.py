@@ -25,7 +25,7 @@ class RGateEmbedding(BaseEmbedding):
         pydantic.ValidationError: ``embed_batch_size`` is out of range.
         RGateError: Raised by a call: the model cannot be loaded; see `SentenceEmbedder.embed`.
 
-    Example:
+    Examples:
         >>> vector = RGateEmbedding().get_query_embedding("Who wrote Hamlet?")  # doctest: +SKIP
     """
 

@@ -59,7 +59,7 @@ class LocalLLM(LLM, GenerationOptions):
         RGateError: Raised by a call: the model cannot be loaded.
         pydantic.ValidationError: An option is out of range.
 
-    Example:
+    Examples:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM
         >>> llm = LocalLLM(model="smollm2-135m-instruct", max_tokens=64)
     """

@@ -66,7 +66,7 @@ class RemoteModel(LanguageModel):
     Key and login never appear in an error, log or ``repr``, even if a server's answer quotes them. A pickle of the
     proxy does contain them, because worker processes need them: protect it like the key.
 
-    Example:
+    Examples:
         >>> from rgate_integrations import load_gate
         >>> proxy = RemoteModel("http://localhost:8000/v1", "Qwen/Qwen3-4B")
         >>> gate = load_gate("ik", proxy=proxy)

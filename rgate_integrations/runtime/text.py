@@ -32,8 +32,9 @@ def normalise(text: str) -> str:
 
     Long dashes, and Arabic, Indian, Chinese and Japanese punctuation, count as white space.
 
-    >>> normalise("The  Beatles, (band)")
-    'beatles band'
+    Examples:
+        >>> normalise("The  Beatles, (band)")
+        'beatles band'
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
@@ -46,8 +47,9 @@ def encodable(text: str) -> str:
 def replace_surrogates(content: bytes) -> bytes:
     r"""Return JSON with U+FFFD for escaped lone surrogates, because some parsers reject a whole message for one.
 
-    >>> print(replace_surrogates(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
-    ["\ud83d\ude00", "\ufffd", "\\ud83d"]
+    Examples:
+        >>> print(replace_surrogates(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
+        ["\ud83d\ude00", "\ufffd", "\\ud83d"]
     """
     return _JSON_ESCAPE.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], content)
 
@@ -62,8 +64,9 @@ def redact(message: object, *private: object) -> str:
         message: The message, or an exception.
         *private: The private texts, such as a question.
 
-    >>> redact("cannot parse 'Who wrote Hamlet?'\nERROR forged", "Who wrote Hamlet?")
-    "cannot parse '… … …?' ERROR forged"
+    Examples:
+        >>> redact("cannot parse 'Who wrote Hamlet?'\nERROR forged", "Who wrote Hamlet?")
+        "cannot parse '… … …?' ERROR forged"
     """
     text = " ".join(map(str, private)).casefold()
     words = set(_PART.findall(text))
@@ -104,8 +107,9 @@ def contains_answer(text: str, answer: str) -> bool:
     An answer that is empty once normalised is never contained. In scripts without spaces between words, such as
     Chinese, an answer of several characters may occur anywhere.
 
-    >>> contains_answer("I do not know", "no"), contains_answer("No, it is not.", "no")
-    (False, True)
+    Examples:
+        >>> contains_answer("I do not know", "no"), contains_answer("No, it is not.", "no")
+        (False, True)
     """
     inner, outer = normalise(answer), normalise(text)
     if len(inner) > 1 and UNSPACED.search(inner):
@@ -116,8 +120,9 @@ def contains_answer(text: str, answer: str) -> bool:
 def is_correct(answer: str, gold: Sequence[str]) -> bool:
     """Return whether an answer contains one of the gold answers, see `contains_answer`; False if there are none.
 
-    >>> is_correct("I do not know.", ["no"]), is_correct("No, it is not.", ["no", "never"])
-    (False, True)
+    Examples:
+        >>> is_correct("I do not know.", ["no"]), is_correct("No, it is not.", ["no", "never"])
+        (False, True)
     """
     return any(contains_answer(answer, text) for text in gold)
 

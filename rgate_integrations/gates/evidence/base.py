@@ -94,8 +94,9 @@ def expand_specs(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
 class Evidence:
     """A request and its pieces of evidence, which a gate scores.
 
-    >>> Evidence(Request("who wrote hamlet?")).question
-    'who wrote hamlet?'
+    Examples:
+        >>> Evidence(Request("who wrote hamlet?")).question
+        'who wrote hamlet?'
 
     Attributes:
         request: The request as models read it: in plain letters, and truncated if it is too long.

@@ -38,8 +38,9 @@ def certainty(counts: Sequence[int]) -> float:
     Returns:
         Certainty in [0, 1]; 1 for a single distinct answer, where the formula is 0/0, or for none.
 
-    >>> round(certainty([29, 1]), 3), round(certainty([28, 1, 1]), 3), certainty([15, 15])
-    (0.789, 0.735, 0.0)
+    Examples:
+        >>> round(certainty([29, 1]), 3), round(certainty([28, 1, 1]), 3), certainty([15, 15])
+        (0.789, 0.735, 0.0)
     """
     if len(counts) <= 1:
         return 1.0
