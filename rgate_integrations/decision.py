@@ -100,7 +100,8 @@ class Draft(Frozen):
     """The beginning of an answer: its text and, if the source reports them, its tokens and log-probabilities.
 
     Thoughts in the text, such as ``<think>…</think>``, are removed, and so are their tokens. If the LLM thought
-    but `tokens` is empty, all ids and log-probabilities are removed: it is unknown which belong to the thoughts.
+    but `tokens` is empty or does not contain the answer, all tokens, ids and log-probabilities are removed: it is
+    unknown which belong to the thoughts.
 
     Attributes:
         text: The text without thoughts; empty if the LLM was cut off before its answer.
@@ -187,8 +188,9 @@ class Draft(Frozen):
     def head(self, tokens: int) -> Draft:
         """Return the draft cut to ``tokens`` tokens, or to as many words if it has no tokens.
 
-        Each token is also cut to `MAX_TOKEN_CHARACTERS` characters, and a text without tokens to ``tokens`` times as
-        many. A draft that is cut is no longer ``finished``; one that is short enough is returned unchanged.
+        Each token is also cut to `MAX_TOKEN_CHARACTERS` characters. A text without tokens is also cut to
+        ``tokens * MAX_TOKEN_CHARACTERS`` characters. A draft that is cut is no longer ``finished``; one that is short
+        enough is returned unchanged.
 
         With greedy decoding, a shorter draft is the beginning of a longer one, so one long draft serves all gates.
         """
@@ -243,7 +245,7 @@ class PartialAnswerInfo(Frozen):
         tokens_held: Tokens of the answer held back until the decision; 0 if the LLM was not asked before it.
         tokens_dropped: How many of these were discarded; 0 if the answer continued.
         screening: Time to judge the question before the LLM starts and, with look first, to search; 0 if the
-            question was not judged alone.
+            question was judged only together with the answer.
         judging: Time to judge the tokens held back.
         first_token: Time from the call until the answer held back was passed on; None if it was discarded, or if
             the LLM was not asked before the decision.
@@ -392,9 +394,8 @@ class Decision(Frozen):
         p_helps: Probability in [0, 1] that the LLM answers correctly with the passages found; None if none
             were judged.
         outcome: With look first, the arm chosen, ``"direct"`` or ``"retrieve"``, or ``"abstain"`` if neither
-            is likely to be correct. With corpora, the option ``when_uncovered`` if it is ``"direct"`` or
-            ``"abstain"`` and has decided, because no corpus covers the question and the LLM may not know the answer.
-            None otherwise.
+            is likely to be correct. With corpora, ``"direct"`` or ``"abstain"`` if the option ``when_uncovered`` says
+            so for a question that no corpus covers and whose answer the LLM may not know. None otherwise.
         llm: The LLM whose knowledge was judged, and the source of its name; empty if the gate knows no name.
         p_covered: Probability in [0, 1] that a corpus has something on the question; None without a corpus, or if
             the question was not compared with it, for example because a rule decided.

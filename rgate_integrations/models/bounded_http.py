@@ -143,7 +143,10 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a host is ``localhost`` or a name below it, or a loopback or unspecified address (``127.1``)."""
+    """Return whether a host is this machine: ``localhost``, a name that ends in ``.localhost``, or an IP address.
+
+    Such an address is a loopback address, also in a short form such as ``127.1``, or unspecified (``0.0.0.0``).
+    """
     host = host.rstrip(".")
     try:
         address = ipaddress.ip_address(host)

@@ -218,7 +218,7 @@ def _write_manifest(item: Entry, folder: Path) -> None:
 
 
 def _revision(item: Entry) -> str:
-    """Return a hash of the shipped adapter for the encoder, whose weights include it; empty for other entries."""
+    """Return the hash of the shipped adapter if the entry is the encoder, which includes it; otherwise empty."""
     return adapter_digest() if item.kind == "encoder" else ""
 
 

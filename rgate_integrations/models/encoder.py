@@ -212,7 +212,9 @@ class Encoder(OnnxModel):
 
 
 def _windows(row: Tokens, before: int) -> Iterable[Tokens]:
-    """Yield the windows in which a text is read: one for up to 512 tokens. Each token counts in one window only.
+    """Yield the windows in which a text is read; a text of up to 512 tokens has only one.
+
+    Windows overlap, but the ranges to pool do not: each token is pooled in one window only.
 
     Args:
         row: The text.

@@ -135,5 +135,11 @@ def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
 
 
 def _select(pooled: Float32Array, layers: Sequence[PooledLayer], numbers: Sequence[int]) -> Float32Array:
-    """Return the requested ``layers`` of ``pooled``, shape (..., layers, 384), which has the layers ``numbers``."""
+    """Return the states of the requested layers, shape (..., layers, 384).
+
+    Args:
+        pooled: The states of all layers that were read, shape (..., numbers, 384).
+        layers: The requested layers, in the order to return.
+        numbers: Numbers of the layers in ``pooled``, in order.
+    """
     return pooled[..., [numbers.index(layer) for layer, _, _ in layers], :]

@@ -19,7 +19,8 @@ class PooledLayer(NamedTuple):
     Attributes:
         layer: The layer, from 0 (the embedding) to the number of layers (the output after the final norm).
         span: The tokens of the ``"question"``, of the whole ``"prompt"``, of the ``"draft"``, or of ``"all"``: prompt
-            and draft. Prompts include control tokens. Without a question or a draft, its span is the whole prompt.
+            and draft. Prompts include control tokens. Without a draft, ``"draft"`` means the whole prompt; so does
+            ``"question"`` if the question is not found in the prompt.
         pooling: ``"mean"`` over the span, or its ``"last"`` token.
     """
 

@@ -74,8 +74,8 @@ class RequestOptions:
     def facts(self) -> dict[str, str]:
         """Values that identify these options, by name.
 
-        Defaults, ``thinking_tokens`` and the server's address are left out. The extra fields are hashed, because one
-        may be a secret.
+        Defaults, ``thinking_tokens``, and the extra field ``base_url`` (the server's address) are left out. The other
+        extra fields are hashed, because one may be a secret.
         """
         # A server may move without its answers changing.
         extra = {name: value for name, value in self.extra.items() if name != "base_url"}
@@ -149,8 +149,8 @@ class ServerHabits:
 
         Args:
             ask: Function that returns a step, which sends one request. Its arguments are two flags: whether to add
-                tokens for thoughts, and whether the request must succeed. A second request need not if the first
-                gave an answer: if it fails, that answer is kept.
+                tokens for thoughts, and whether the request must succeed. If the first request gave an answer, the
+                second one may fail; the first answer is then kept.
         """
         longer = bool(self.thinks)
         draft: Draft = yield ask(longer, True)
@@ -169,7 +169,11 @@ class ServerHabits:
         return self._read(draft, longer=longer)
 
     def _read(self, draft: Draft, *, longer: bool) -> Draft:
-        """Record whether the model thought, and return the draft, without its text if that consists of thoughts."""
+        """Record in `thinks` whether the model thought, and return the draft.
+
+        If the reply was cut off even with additional tokens for thoughts (``longer``), and none were recognised in
+        it, its text is taken for thoughts and removed.
+        """
         # Thoughts may be neither shown nor counted. An answer that needed more tokens came after thoughts.
         self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))
         if longer and not draft.thinking_tokens and not draft.finished:

