@@ -195,7 +195,7 @@ _ANSWER_KEYS = ("answer", "output", "result", "response", "generation", "content
 
 
 def extract_text(chunk: Any, keys: Sequence[str] = _ANSWER_KEYS) -> str | None:
-    """Return a chunk's text, empty if the answer may come later; None for a tool call or a parsed object.
+    """Return a chunk's text: empty if a later chunk may have the answer, None for a tool call or a parsed object.
 
     Args:
         chunk: A string, a message, or a dict with one of these.

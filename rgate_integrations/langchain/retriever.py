@@ -59,11 +59,11 @@ class IndexRetriever(BaseRetriever):
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
-    """A runnable from a question to search queries: the question and the claims of its draft; ``[]`` if it is known.
+    """A runnable from a question to search queries, which are the question and the claims of its draft.
 
-    ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch calls the gate once for the
-    questions and, if the claims are filtered, once for all claims. If a surrounding router has the same gate
-    and searches before it decides, every question is a query, without a decision.
+    A known question gets ``[]``. ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch calls
+    the gate once for the questions and, if the claims are filtered, once for all claims. If a surrounding router has
+    the same gate and searches before it decides, every question is a query, without a decision.
 
     Args:
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the

@@ -280,7 +280,7 @@ def _search(index: PassageIndex, vector: Any, k: int, filter: Filter | None) -> 
 
 
 def _document(passage: Passage) -> Document:
-    """Return a passage as a new document, with its title in the metadata."""
+    """Return a passage as a new document; a title becomes the metadata's ``title``."""
     # A copy: a caller that changes a document must not change the store.
     metadata = deepcopy(dict(passage.metadata))
     if passage.title:
