@@ -31,6 +31,7 @@ class IndexRetriever(BaseRetriever):
 
     Raises:
         pydantic.ValidationError: ``index`` has no method ``search``, or ``k`` is below 1.
+        ConfigurationError: Raised by a call of an index of this package: the call's ``k`` is below 1.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
