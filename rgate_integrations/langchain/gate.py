@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr, field_validator
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.strategy import Strategy
-from rgate_integrations.decision import Decision, Draft, Threshold, valid_threshold
+from rgate_integrations.decision import Decision, Draft, Threshold, valid_count, valid_threshold
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
@@ -429,8 +429,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
-        ConfigurationError: Raised by a call: the guarded runnable does not return documents, or the gate does not
-            return a `Decision`.
+        ConfigurationError: Raised by a call: its ``k`` is below 1, the guarded runnable does not return documents, or
+            the gate does not return a `Decision`.
         InvalidQuestionError: Raised by a call: an input has no question, or an empty one.
     """
 
@@ -461,6 +461,10 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
 
         Each result is a list of documents, or the exception if that input failed.
         """
+        options = runs[0].options
+        k = options.get("k", self.k)
+        if k is not None:
+            valid_count(k, "k")
         configs = [search_config(single.child("gate")) for single in runs]
         decisions = yield BatchCall(self.gate, [single.input for single in runs], configs)
         calls = [GateCall(single) for single in runs]
@@ -475,13 +479,12 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
             # A retriever over several corpora finds in the config which of them to search.
             config = bind_decision(call.run.child(), self.gate, call.run.input, call.result)
             query_configs += [config] * len(plan.queries)
-        options = runs[0].options
         results = iter((yield BatchCall(self.retriever, queries, query_configs, **options)))
         for call, plan in zip(decided, plans, strict=True):
             rankings = list(islice(results, len(plan.queries)))
             if call.result.retrieve:
                 origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]
-                call.result = fuse_documents(origins, rankings, options.get("k", self.k))
+                call.result = fuse_documents(origins, rankings, k)
             else:
                 call.result = [] if self.known_message is None else [Document(self.known_message)]
         return [call.result for call in calls]
