@@ -79,7 +79,11 @@ def _compile(condition: Any, *, has_key: bool) -> _Condition:
 
 
 def _compile_part(name: Any, operand: Any, has_key: bool) -> _Condition:
-    """Return the test for one entry of a mapping: an operator with its operand, or a key with its condition."""
+    """Return the test for one entry of a mapping: an operator with its operand, or a key with its condition.
+
+    Raises:
+        ConfigurationError: See `as_predicate`.
+    """
     if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
         raise ConfigurationError(
             f"The filter operator {name} takes a list, not {operand!r}.",

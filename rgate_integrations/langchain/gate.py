@@ -399,6 +399,9 @@ def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
     """Return a `RetrievalGate` for a ``gate`` argument, such as one of LangChain's decision models.
 
     A runnable that is not such a model, for example a `RetrievalGate`, is returned unchanged.
+
+    Raises:
+        RGateError: The gate is invalid; see `RetrievalGate`.
     """
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate

@@ -85,6 +85,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             has an invalid threshold, or replaces the gate of a router with answer first.
         TypeError: An arm is no runnable, function or mapping.
         pydantic.ValidationError: The gate is not a runnable.
+        InvalidQuestionError: Raised by a call: the input has no question.
     """
 
     gate: Runnable[Any, Decision]

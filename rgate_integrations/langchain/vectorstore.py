@@ -174,7 +174,8 @@ class FaissVectorStore(VectorStore):
             **kwargs: Ignored.
 
         Raises:
-            ConfigurationError: ``k`` is below 1, or the filter is invalid.
+            ConfigurationError: ``k`` is below 1, the filter is invalid, or the embeddings returned an invalid vector.
+            Exception: The embeddings raised it.
         """
         return _without_scores(self.similarity_search_with_score(query, k, filter))
 

@@ -128,13 +128,17 @@ class QueryDecider:
         tokens: Maximum number of tokens of a draft, at least 1.
         memory: A chat memory with the turns before the question, for engines that do not condense follow-ups.
         llm: The LLM that answers, to which P(known) is adjusted; ``draft_llm`` when None.
-        adapter: The class that the user called, which the error for an unknown option names; this class when None.
+        adapter: The class that the user called, to be named in the error for an unknown option; this class when None.
         **options: Rules, instead of the gate's own, and corpora; see `GateOptions`.
 
     Attributes:
         gate: The gate, adjusted to the LLM.
         unadjusted: The same gate without the adjustment.
         threshold: The caller's threshold; None for the gate's own.
+
+    Raises:
+        ConfigurationError: ``tokens`` is not a whole number of at least 1, or ``draft_llm`` or ``llm`` is not an LLM.
+        RGateError: The gate or an option is invalid; see `resolve_gate`.
     """
 
     def __init__(
