@@ -178,11 +178,14 @@ def test_of_several_texts_the_answer_is_judged_also_if_another_one_comes_first(c
 
 
 JSON, LIST = itemgetter("text") | JsonOutputParser(), itemgetter("text") | CommaSeparatedListOutputParser()
+PATCHES = itemgetter("text") | saying('{"answer": {"a": [1, 2, 3]}}') | JsonOutputParser(diff=True)
 PARSED = {
     "an object": (keyed(answer=JSON), '{"a": [1, 2, 3]}', {"a": [1, 2, 3]}),
     "a list": (LIST | (lambda items: {"answer": items}), "b, b, c", ["b", "b", "c"]),
     "a list that grows": (JSON, '["Paris is nice", "Berlin"]', ["Paris is nice", "Berlin"]),
     "a list in parts": (LIST, "b, b, c", ["b", "b", "c"]),
+    "an object in patches": (PATCHES, "a", {"a": [1, 2, 3]}),
+    "patches under a key": (keyed(answer=PATCHES), "a", {"answer": {"a": [1, 2, 3]}}),
     "a message": (keyed(answer=itemgetter("text") | saying("b c")), "a", "b c"),
 }
 

@@ -65,6 +65,13 @@ def test_arguments_of_a_call_reach_what_is_guarded(call):
     search.assert_called_once_with("unknown?", filter={"year": 2020}, k=1)
 
 
+@pytest.mark.parametrize("k", [0, -1, 1.5])
+def test_the_k_of_a_call_is_checked_before_the_search(guarded, search, k):
+    with pytest.raises(ConfigurationError, match="k must be a whole number of at least 1"):
+        guarded.invoke("unknown?", k=k)
+    assert search.queries == []
+
+
 @each(BATCHES)
 def test_what_fails_stays_with_its_item_and_is_a_failed_run(guarded, call):
     collector = RunCollectorCallbackHandler()

@@ -17,6 +17,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.runnables import AddableDict, Runnable, RunnableConfig
+from langchain_core.tracers.log_stream import RunLogPatch
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream, PartialAnswer
 from rgate_integrations.langchain.arm_callbacks import (
@@ -43,14 +44,17 @@ class DirectArm:
         with_logprobs: A copy of the arm that requests log-probabilities; None if that cannot be done, see
             `rgate_integrations.langchain.chat_models.with_logprobs`.
         wants_logprobs: Whether to request log-probabilities; False once the LLM has refused them.
-        is_cumulative: Whether a parser in the arm sends the whole object again in each chunk.
+        is_cumulative: Whether a parser in the arm sends the whole object so far in each chunk.
+        sends_patches: Whether it sends JSON patches instead, as `JsonOutputParser` does with ``diff=True``.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
         self.arm = arm
         self.with_logprobs = with_logprobs(arm)
         self.wants_logprobs = True
-        self.is_cumulative = next(runnables_in(arm, BaseCumulativeTransformOutputParser), None) is not None
+        parsers = list(runnables_in(arm, BaseCumulativeTransformOutputParser))
+        self.sends_patches = any(parser.diff for parser in parsers)
+        self.is_cumulative = bool(parsers) and not self.sends_patches
 
     @cached_property
     def answer_keys(self) -> Sequence[str]:
@@ -123,7 +127,8 @@ class ArmAnswer(BufferedAnswer):
     def result(self) -> Flow[Any]:
         """Release the answer, and return it in one piece; if the arm fails, return its exception."""
         try:
-            return merge_chunks((yield self.drain()), cumulative=self._direct.is_cumulative)
+            arm = self._direct
+            return merge_chunks((yield self.drain()), cumulative=arm.is_cumulative, patches=arm.sends_patches)
         except Exception as error:  # in a batch, it must not fail the other inputs
             return error
 
@@ -195,7 +200,7 @@ _ANSWER_KEYS = ("answer", "output", "result", "response", "generation", "content
 
 
 def extract_text(chunk: Any, keys: Sequence[str] = _ANSWER_KEYS) -> str | None:
-    """Return a chunk's text, empty if the answer may come later; None for a tool call or a parsed object.
+    """Return a chunk's text: empty if a later chunk may have the answer, None for a tool call or a parsed object.
 
     Args:
         chunk: A string, a message, or a dict with one of these.
@@ -220,12 +225,13 @@ def _find_answer_key(chunk: Mapping[str, Any], keys: Sequence[str]) -> str | Non
     return None
 
 
-def merge_chunks(chunks: Sequence[Any], *, cumulative: bool) -> Any:
+def merge_chunks(chunks: Sequence[Any], *, cumulative: bool, patches: bool = False) -> Any:
     """Merge the chunks of an arm into what its ``invoke`` would have returned; None without chunks.
 
     Texts and messages are concatenated. So are lists, unless a ``cumulative`` parser such as LangChain's
     `JsonOutputParser` sends the whole list again in each chunk. `AddableDict` chunks are merged key by key, and their
-    values by these rules. Of any other type, the last chunk is returned.
+    values by these rules. Of any other type, the last chunk is returned. With ``patches``, a list of JSON patches is
+    replaced by the object that they make.
     """
     if not chunks:
         return None
@@ -234,10 +240,19 @@ def merge_chunks(chunks: Sequence[Any], *, cumulative: bool) -> Any:
         for chunk in chunks:
             for key, value in chunk.items():
                 values.setdefault(key, []).append(value)
-        return {key: merge_chunks(parts, cumulative=cumulative) for key, parts in values.items()}
+        return {
+            key: merge_chunks(parts, cumulative=cumulative, patches=patches) for key, parts in values.items()
+        }
     addable: Any = (str, BaseMessageChunk) if cumulative else (str, BaseMessageChunk, list)
     total: Any = chunks[0]
     for chunk in chunks[1:]:
         total = total + chunk if isinstance(total, addable) and isinstance(chunk, type(total)) else chunk
+    if (
+        patches
+        and total
+        and isinstance(total, list)
+        and all(isinstance(op, dict) and "op" in op for op in total)
+    ):
+        return (RunLogPatch() + RunLogPatch(*total)).state
     # As `invoke` would return it: a message, not a chunk.
     return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total

@@ -77,11 +77,11 @@ class GenerationCancelled(asyncio.CancelledError):
 
 @contextmanager
 def inherited_config(config: RunnableConfig | None) -> Iterator[None]:
-    """Set the config that runnables in the ``with`` block inherit; otherwise they inherit the router's config.
+    """Make runnables in the ``with`` block inherit this config instead of the router's; with None, they inherit none.
 
     A binding, such as that of ``with_config`` or ``with_retry``, merges the callbacks that it inherits into those of
-    its call. With the router's config, the listeners would get the arm's events at once. Hooks that are tracers are
-    unset, because the arm's callbacks contain them, wrapped.
+    its call. If it inherited the router's, the listeners would get the arm's events at once. In the block, hooks that
+    are tracers are unset, because the arm's callbacks already contain them, wrapped.
     """
     unset: dict[ContextVar[Any], Any] = {
         hook: None for hook, *_ in _configure_hooks if isinstance(hook.get(), BaseTracer)
@@ -121,10 +121,10 @@ class BufferingHandler(BaseCallbackHandler):
         self._is_released = False
 
     def shut_down(self) -> None:
-        """Stop the LLM at its next token. Also drop the events, unless listeners have already got some of them.
+        """Stop the LLM at its next token. Drop the kept events, unless `flush` has already released the answer.
 
-        They are dropped at once: the traceback of an error among them would keep the arm's generators, and with them
-        the LLM's stream, open until the next garbage collection.
+        Otherwise, the traceback of an error among the events would keep the arm's generators, and with them the LLM's
+        stream, open until the next garbage collection.
         """
         self._is_shut_down = True
         if not self._is_released:

@@ -82,7 +82,10 @@ def parts_of(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, An
 
 
 def runnables_in(runnable: Any, kind: type[Any], around: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the outermost runnables of a type in a runnable, or only itself if it has the type; see `parts_of`."""
+    """Yield the outermost runnables of a type in a runnable; see `parts_of`.
+
+    If the runnable itself has the type, it is the only one.
+    """
     if isinstance(runnable, kind):
         yield runnable
         return

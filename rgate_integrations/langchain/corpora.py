@@ -58,7 +58,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
         """Return the output for one input, or its exception.
 
         Args:
-            results: What each part returned or raised, by the name of its corpus, best first.
+            results: What each runnable returned or raised, by the name of its corpus; the best corpus comes first.
         """
 
     @property
@@ -143,7 +143,7 @@ def as_searched(
 
     Args:
         value: A runnable, anything that LangChain coerces to one, or a mapping from the names of corpora to these.
-            For a gate without corpora, a mapping of retrievers searches all, and one of arms runs all in parallel.
+            Without corpora, all of a mapping run: retrievers as a `CorpusRetriever`, arms as a `RunnableParallel`.
         kind: The class that combines the values of a mapping: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
         any_corpora: Whether the gate has no corpora yet, but will take those in ``value``, as with ``corpus=True``.

@@ -40,8 +40,8 @@ class GateCall:
         turn: The question and the turns before it; once condensed, the standalone question alone.
         condense_error: Why a follow-up could not be condensed; None if it could, or did not need to be.
         threshold: The caller's threshold; None for the gate's own.
-        draft: The draft to judge with the question, the exception that prevented one, which the decision reports, or
-            None to judge only the question.
+        draft: The draft to judge with the question; None to judge only the question; an exception if the draft could
+            not be written, which the decision reports.
         result: This input's result, such as the decision, or its exception; None until there is one.
     """
 

@@ -69,11 +69,19 @@ class EmbeddingsAdapter:
         return hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
-        """Return the vectors of documents, shape (texts, dimension), made in one call."""
+        """Return the vectors of documents, shape (texts, dimension), made in one call.
+
+        Raises:
+            ConfigurationError: The vectors are not numbers, are not finite, or have the wrong shape.
+            Exception: The embeddings raised it.
+        """
         return check_vectors(self.embeddings.embed_documents(list(texts)), len(texts))
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
-        """Return the vectors of queries, shape (texts, dimension), made one by one: LangChain has no batch call."""
+        """Return the vectors of queries, shape (texts, dimension), made one by one: LangChain has no batch call.
+
+        Raises the errors of `embed`.
+        """
         # Not `embed_documents`, because many models embed queries and documents differently.
         return check_vectors([self.embeddings.embed_query(text) for text in texts], len(texts))
 

@@ -34,14 +34,14 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
     A function is returned unchanged, and None passes every document. Any other filter maps keys of the
     metadata to conditions, all of which must hold. A condition is a value that the key must have, a list that
     must contain the key's value, or a mapping of operators or nested keys. The operators are
-    ``$eq $ne $gt $gte $lt $lte $in $nin``, and ``$not``, ``$and``, ``$or``, which take conditions or whole
-    filters. If a document lacks the key, or its value cannot be compared with the operand, the comparison is
-    false, except that ``$ne`` and ``$nin`` are true.
+    ``$eq $ne $gt $gte $lt $lte $in $nin``; ``$not``, which takes a condition or a whole filter; and ``$and`` and
+    ``$or``, which take a list of these. If a document lacks the key, or its value cannot be compared with the
+    operand, the comparison is false, except that ``$ne`` and ``$nin`` are true.
 
     Raises:
         ConfigurationError: The filter is neither a mapping nor a function, an operator is unknown or has an
-            invalid operand, or a condition has no key. The returned function raises it for a key such as
-            ``"a.b"`` that means ``{"a": {"b": …}}``.
+            invalid operand, or an operator such as ``$eq`` is not under a key. The returned function
+            raises it for a key such as ``"a.b"`` that means ``{"a": {"b": …}}``.
 
     Examples:
         >>> passes = as_predicate({"year": {"$gte": 1990}, "tag": ["a", "b"]})
@@ -79,7 +79,11 @@ def _compile(condition: Any, *, has_key: bool) -> _Condition:
 
 
 def _compile_part(name: Any, operand: Any, has_key: bool) -> _Condition:
-    """Return the test for one entry of a mapping: an operator with its operand, or a key with its condition."""
+    """Return the test for one entry of a mapping: an operator with its operand, or a key with its condition.
+
+    Raises:
+        ConfigurationError: See `as_predicate`.
+    """
     if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
         raise ConfigurationError(
             f"The filter operator {name} takes a list, not {operand!r}.",

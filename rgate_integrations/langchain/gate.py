@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr, field_validator
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.strategy import Strategy
-from rgate_integrations.decision import Decision, Draft, Threshold, valid_threshold
+from rgate_integrations.decision import Decision, Draft, Threshold, valid_count, valid_threshold
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
@@ -93,7 +93,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             ``corpus=True``, the gate was called directly.
         pydantic.ValidationError: ``llm`` is another object that is not a runnable, or ``tokens`` is below 1.
         UnknownNameError: No gate has that name.
-        ModelLoadError: A trained gate or a measured ability cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded, or a measured ability cannot be read.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         ProfileError: The profile of a corpus cannot be read.
         InvalidQuestionError: Raised by a call: the input has no question.
@@ -174,7 +174,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def unadjusted(self) -> Decider:
-        """The wrapped gate as it was before its adjustment to an LLM. Copies made by `for_arm` have the same one."""
+        """The wrapped gate before it was adjusted to the LLM in ``llm=`` or in an arm.
+
+        It is adjusted to ``llm_name=``, if that was given. A copy made by `for_arm` has the same unadjusted gate.
+        """
         return self._unadjusted
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
@@ -191,7 +194,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """What ``dumpd`` writes for the gate: the name that loads it; empty without one, or if it has a login."""
+        """What ``dumpd`` writes as ``gate``: a name, folder or URL; nothing for an object or a URL with a login."""
         return {} if self._gate_name is None else {"gate": self._gate_name}
 
     @property
@@ -246,7 +249,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Return the call for an input; it has a result already if the input is invalid or a decision is reused.
+        """Read an input; `GateCall.result` is set already if the input or its threshold is invalid.
+
+        It is also set if the decision in the config is about this question, and is reused.
 
         Args:
             single: The input and its run.
@@ -296,9 +301,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
         Raises:
-            ConfigurationError: ``retrieve`` is no runnable or function, but for example a vector store. ``direct`` is
-                no runnable, function or mapping.
-                ``answer_first`` or ``look_first`` is neither a bool nor its options. With
+            ConfigurationError: ``retrieve`` or ``direct`` is no runnable, function or mapping, but for example a
+                vector store. ``answer_first`` or ``look_first`` is neither a bool nor its options. With
                 ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of steps nor a
                 retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
                 ``condense`` is missing. With ``corpus=True``: the passages cannot be read. With several corpora: the
@@ -371,8 +375,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 `create_retriever_tool`; with None, no document is returned.
 
         Raises:
-            ConfigurationError: ``retriever`` is no runnable or function, but for example a vector store. The names
-                of the retrievers and the gate's corpora differ. With ``corpus=True``: the passages cannot be read.
+            ConfigurationError: ``retriever`` is no runnable, function or mapping, but for example a vector store, or
+                the mapping is empty. The names of the retrievers and the gate's corpora differ. With
+                ``corpus=True``: the passages cannot be read.
             ProfileError: With ``corpus=True``: a corpus has no passages.
             ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.
             DownloadError: With ``corpus=True``: the encoder could not be downloaded.
@@ -394,6 +399,9 @@ def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
     """Return a `RetrievalGate` for a ``gate`` argument, such as one of LangChain's decision models.
 
     A runnable that is not such a model, for example a `RetrievalGate`, is returned unchanged.
+
+    Raises:
+        RGateError: The gate is invalid; see `RetrievalGate`.
     """
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate
@@ -422,10 +430,10 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
     Raises:
         pydantic.ValidationError: An attribute is invalid, for example the gate, or ``k`` below 1.
         UnknownNameError: No gate has that name.
-        ModelLoadError: A trained gate cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
-        ConfigurationError: Raised by a call: the guarded runnable does not return documents, or the gate does not
-            return a `Decision`.
+        ConfigurationError: Raised by a call: its ``k`` is below 1, the guarded runnable does not return documents, or
+            the gate does not return a `Decision`.
         InvalidQuestionError: Raised by a call: an input has no question, or an empty one.
     """
 
@@ -456,6 +464,10 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
 
         Each result is a list of documents, or the exception if that input failed.
         """
+        options = runs[0].options
+        k = options.get("k", self.k)
+        if k is not None:
+            valid_count(k, "k")
         configs = [search_config(single.child("gate")) for single in runs]
         decisions = yield BatchCall(self.gate, [single.input for single in runs], configs)
         calls = [GateCall(single) for single in runs]
@@ -470,13 +482,12 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
             # A retriever over several corpora finds in the config which of them to search.
             config = bind_decision(call.run.child(), self.gate, call.run.input, call.result)
             query_configs += [config] * len(plan.queries)
-        options = runs[0].options
         results = iter((yield BatchCall(self.retriever, queries, query_configs, **options)))
         for call, plan in zip(decided, plans, strict=True):
             rankings = list(islice(results, len(plan.queries)))
             if call.result.retrieve:
                 origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]
-                call.result = fuse_documents(origins, rankings, options.get("k", self.k))
+                call.result = fuse_documents(origins, rankings, k)
             else:
                 call.result = [] if self.known_message is None else [Document(self.known_message)]
         return [call.result for call in calls]

@@ -140,7 +140,11 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
 
 def _turn(message: BaseMessage) -> dict[str, str]:
-    """Return a message as a turn for a chat template, with ``role`` and ``content``."""
+    """Return a message as a turn for a chat template, with ``role`` and ``content``.
+
+    Raises:
+        ConfigurationError: The message has content other than text.
+    """
     # A history may have chunks, such as the sum of an earlier stream.
     kind = message_chunk_to_message(message).type if isinstance(message, BaseMessageChunk) else message.type
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(kind, kind)

@@ -62,7 +62,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             tool without a name. Raised by a call of the agent: the gate does not return a `Decision`.
         UnknownNameError: No gate has that name. Raised by the first call of the model: the agent lacks a tool
             that is named in ``tools``.
-        ModelLoadError: A trained gate cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
 
     Examples:

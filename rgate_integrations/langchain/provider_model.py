@@ -123,7 +123,7 @@ class ProviderModel(LanguageModel):
         )
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to ``tokens`` words, or None if it has no more words than that."""
+        """Return ``text`` cut to ``tokens`` words, or None if it is not longer. The LLM's own tokens are unknown."""
         words = text.split(" ")
         return " ".join(words[:tokens]) if len(words) > tokens else None
 
@@ -135,7 +135,7 @@ class ProviderModel(LanguageModel):
         return run(self.habits.complete(ask)).head(tokens)
 
     def _ask(self, messages: list[dict[str, str]], limit: int, values: dict[str, Any]) -> Draft:
-        """Return the LLM's reply; fields that the LLM refuses are left out, now and in later requests.
+        """Return the LLM's reply. Fields of ``values`` that the LLM refuses are left out, now and in later requests.
 
         Args:
             messages: The prompt.
@@ -144,6 +144,7 @@ class ProviderModel(LanguageModel):
 
         Raises:
             ServerError: The provider rejects the key, or has no such LLM.
+            Exception: The request failed otherwise; the provider's package raised it.
         """
         names = [name for name in self._settable if name not in self.habits.refused]
         while True:

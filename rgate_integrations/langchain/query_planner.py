@@ -68,12 +68,13 @@ def check_decision(result: Any) -> Decision | Exception:
 
 
 def emit_unless_routed(single: Run, result: Any) -> Flow[Any]:
-    """Return a gate's decision about an input. Also emit it, unless a router made it: a router emits its own.
+    """Emit a gate's decision about an input, unless a router made and emitted it; return the decision.
+
+    For an empty question, an `InvalidQuestionError` is returned instead.
 
     Args:
         single: The input and its run.
-        result: What the gate returned for it. An exception is returned, not raised; so is the error for an empty
-            question.
+        result: What the gate returned for the input. If that is an exception, it is returned unchanged.
 
     Raises:
         ConfigurationError: The gate returned something other than a decision.

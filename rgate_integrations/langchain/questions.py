@@ -52,8 +52,8 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     """Return the question and the earlier turns in an input, such as a string, a mapping or messages.
 
     Args:
-        value: The runnable's input: a string, a mapping, messages, a message history, or a prompt value.
-            Among messages, the last human one is the question.
+        value: The runnable's input: a string, a mapping, a message, a list of messages, a message history or a prompt
+            value. In a list, the last human message is the question.
         input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` that it has. The earlier
             turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human message there is
             the question.

@@ -31,6 +31,7 @@ class IndexRetriever(BaseRetriever):
 
     Raises:
         pydantic.ValidationError: ``index`` has no method ``search``, or ``k`` is below 1.
+        ConfigurationError: Raised by a call of an index of this package: the call's ``k`` is below 1.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -59,11 +60,11 @@ class IndexRetriever(BaseRetriever):
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
-    """A runnable from a question to search queries: the question and the claims of its draft; ``[]`` if it is known.
+    """A runnable from a question to search queries, which are the question and the claims of its draft.
 
-    ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch calls the gate once for the
-    questions and, if the claims are filtered, once for all claims. If a surrounding router has the same gate
-    and searches before it decides, every question is a query, without a decision.
+    A known question gets ``[]``. ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch calls
+    the gate once for the questions and, if the claims are filtered, once for all claims. If a surrounding router has
+    the same gate and searches before it decides, every question is a query, without a decision.
 
     Args:
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the

@@ -84,6 +84,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the config of the call
             has an invalid threshold, or replaces the gate of a router with answer first.
         TypeError: An arm is no runnable, function or mapping.
+        pydantic.ValidationError: The gate is not a runnable.
+        InvalidQuestionError: Raised by a call: the input has no question.
     """
 
     gate: Runnable[Any, Decision]
@@ -248,7 +250,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
 
 def _executor_size(size: int) -> int:
-    """Return the default number of threads in LangChain's executor, whatever the size of the batch."""
+    """Return the number of threads that LangChain's executor has by default; ``size`` is unused."""
     return min(32, (os.cpu_count() or 1) + 4)
 
 

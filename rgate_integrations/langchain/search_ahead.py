@@ -110,9 +110,9 @@ class ArmSearch(BatchCall):
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
     """Split a retrieve arm after its search, and return both halves.
 
-    The search consists of the steps up to and including the first one that has a retriever. If the last step is a
-    retriever, the search is the whole arm. If no step before the last has a retriever, as in a chain of functions,
-    the search is the first step. The chains of a `CorpusChain` are split one by one.
+    If the last step is a retriever, the search is the whole arm. Otherwise, it ends with the first step that has a
+    retriever, not counting the last step. If there is none, as in a chain of functions, the search is the first step
+    alone. The chains of a `CorpusChain` are split one by one.
 
     Raises:
         ConfigurationError: The arm is a single step other than a retriever.

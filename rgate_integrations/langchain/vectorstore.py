@@ -174,7 +174,8 @@ class FaissVectorStore(VectorStore):
             **kwargs: Ignored.
 
         Raises:
-            ConfigurationError: ``k`` is below 1, or the filter is invalid.
+            ConfigurationError: ``k`` is below 1, the filter is invalid, or the embeddings returned an invalid vector.
+            Exception: The embeddings raised it.
         """
         return _without_scores(self.similarity_search_with_score(query, k, filter))
 
@@ -280,7 +281,7 @@ def _search(index: PassageIndex, vector: Any, k: int, filter: Filter | None) -> 
 
 
 def _document(passage: Passage) -> Document:
-    """Return a passage as a new document, with its title in the metadata."""
+    """Return a passage as a new document; a title becomes the metadata's ``title``."""
     # A copy: a caller that changes a document must not change the store.
     metadata = deepcopy(dict(passage.metadata))
     if passage.title:

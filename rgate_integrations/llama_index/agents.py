@@ -42,7 +42,7 @@ class GatedTool(FunctionTool):
         ConfigurationError: The gate, ``llm`` or ``tokens`` is invalid, ``tool`` is not a tool or function, or it
             has ``return_direct=True``: the user would see the message that is meant for the agent.
         UnknownNameError: No gate has that name, or ``question`` names an argument that the tool lacks.
-        ModelLoadError: A trained gate cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
 
     Examples:

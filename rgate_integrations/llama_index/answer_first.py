@@ -40,7 +40,7 @@ from rgate_integrations.runtime.replies import get_field, read_reply
 
 
 class EngineAnswer(BufferedAnswer):
-    """One answer of a direct engine, which is asked again without log-probabilities if its LLM refuses them.
+    """One answer of a direct engine. If its LLM refuses log-probabilities, the engine is asked again without them.
 
     Args:
         engine: The engine.
@@ -100,7 +100,7 @@ class EngineStream(ChunkStream):
         answer: Receives metadata from the LLM's events, such as log-probabilities.
 
     Attributes:
-        response: The engine's response; None until the engine has run. If it streams, it is kept without its stream.
+        response: The engine's response; None until the engine has run. A streaming one is kept without its stream.
     """
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: PartialAnswer) -> None:
@@ -205,7 +205,7 @@ def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
     """Return the log-probabilities of a streamed response.
 
     Args:
-        response: LlamaIndex's response, whose own field is read first.
+        response: LlamaIndex's response, whose field ``logprobs`` is read first.
         choice: The first choice in the server's reply; None if the reply has no choices.
     """
     # Each position is a list: the generated token, then other likely ones.
@@ -220,7 +220,10 @@ def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
 
 
 def with_logprobs(llm: LLM) -> LLM | None:
-    """Return a copy of an LLM that requests log-probabilities; None if it has no unset field ``logprobs``."""
+    """Return a copy of an LLM that requests log-probabilities.
+
+    None if the LLM has no field ``logprobs``, or if the user has set it.
+    """
     if "logprobs" not in type(llm).model_fields or getattr(llm, "logprobs", None) is not None:
         return None
     options: dict[str, Any] = {"logprobs": True}

@@ -44,7 +44,7 @@ class ClaimFusionRetriever(FlowRetriever):
         ConfigurationError: The gate, ``draft_llm`` or a number is invalid, or one of ``retrievers`` is not a
             retriever.
         UnknownNameError: No gate has that name.
-        ModelLoadError: A trained gate cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
     """
 
@@ -96,7 +96,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     Raises:
         ConfigurationError: The gate, ``draft_llm`` or ``max_queries`` is invalid.
         UnknownNameError: No gate has that name.
-        ModelLoadError: A trained gate cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
     """
 
@@ -137,8 +137,8 @@ class ClaimQueryEngine(TransformQueryEngine):
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
     """Return the queries for a question and the claims of its draft.
 
-    The draft is the one that came with the request, see `QueryDecider.inherited`. If none came, the drafting LLM or
-    the gate writes one.
+    The draft is the one that came with the request, see `QueryDecider.inherited`. If none came, a new decision is
+    made. Its draft is by the drafting LLM or the gate, which may write none.
     """
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:

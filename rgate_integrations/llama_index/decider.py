@@ -65,10 +65,10 @@ class RetrievalGateEvent(BaseEvent):
 
 
 def get_llm_name(llm: LLM | None) -> str:
-    """Return the name of an LLM from its metadata; empty without an LLM or a name.
+    """Return the name of an LLM from its metadata; empty without an LLM, or if the metadata has no name.
 
     Raises:
-        ConfigurationError: ``llm`` is something else, such as a name.
+        ConfigurationError: ``llm`` is not an LLM, but for example its name.
     """
     check_part(llm or LLM, "complete")
     name = "" if llm is None else llm.metadata.model_name
@@ -95,7 +95,7 @@ class QueryDecision(BoundDecision):
     """A decision that travels with a query to the other components that handle the same request.
 
     Attributes:
-        owner: The decider that decided. It never reuses its own decision: if asked again, that is a new request.
+        owner: The decider that made the decision. If asked again, it decides anew, because that is a new request.
         bundle: The only bundle to which the decision applies; None for every bundle with this question.
     """
 
@@ -107,7 +107,7 @@ _current: ContextVar[QueryDecision | None] = ContextVar("rgate_decision", defaul
 
 
 def read_bound(bundle: QueryBundle) -> QueryDecision | None:
-    """Return the decision that travels with a query; None if there is none, or if it is for another bundle."""
+    """Return the decision that travels with this query; None if there is none, or if it applies to another bundle."""
     bound = _current.get()
     if bound is None or (bound.bundle is not None and bound.bundle is not bundle):
         return None
@@ -118,8 +118,9 @@ class QueryDecider:
     """Decides about one question, once per request.
 
     A decision may have come with the request, from a component that contains this one or ran before it. The decider
-    reuses that decision if the same gate made it. If this decider has a drafting LLM or a threshold of its own, they
-    must be the same, too. If only the gate or threshold differs, it reuses the draft of the drafting LLM.
+    reuses that decision if an equal gate made it. A decider with its own threshold or drafting LLM also requires that
+    the decision was made with these. If only the gate or the threshold differs, the decider decides again, but reuses
+    the draft of its drafting LLM.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.
@@ -127,13 +128,17 @@ class QueryDecider:
         tokens: Maximum number of tokens of a draft, at least 1.
         memory: A chat memory with the turns before the question, for engines that do not condense follow-ups.
         llm: The LLM that answers, to which P(known) is adjusted; ``draft_llm`` when None.
-        adapter: The class that the user called, which the error for an unknown option names; this class when None.
+        adapter: The class that the user called, to be named in the error for an unknown option; this class when None.
         **options: Rules, instead of the gate's own, and corpora; see `GateOptions`.
 
     Attributes:
         gate: The gate, adjusted to the LLM.
         unadjusted: The same gate without the adjustment.
         threshold: The caller's threshold; None for the gate's own.
+
+    Raises:
+        ConfigurationError: ``tokens`` is not a whole number of at least 1, or ``draft_llm`` or ``llm`` is not an LLM.
+        RGateError: The gate or an option is invalid; see `resolve_gate`.
     """
 
     def __init__(
@@ -202,8 +207,8 @@ class QueryDecider:
     def inherited(self, bundle: QueryBundle) -> QueryDecision | None:
         """Return the decision that came with the request; None if there is none.
 
-        A decision does not count if it is about another question, if this decider has a drafting LLM that did not
-        draft for it, or if this decider made it, which must have been for an earlier request.
+        A decision about another question does not count. Nor does one that this decider made, because that was for an
+        earlier request. If this decider has a drafting LLM, the decision must have been made with that LLM.
         """
         bound = read_bound(bundle)
         # Its own decision can only be from an earlier request with the same bundle.

@@ -37,7 +37,7 @@ class LLMDrafter(Drafter[str]):
         self.llm = llm
 
     def ask(self, prompts: Sequence[str], options: dict[str, Any]) -> Flow[list[Any]]:
-        """Ask the LLM the only question in ``prompts``; return a list with its response or exception."""
+        """Ask the LLM a question, the only item of ``prompts``; return a list with its response or exception."""
         (question,) = prompts
         llm = self.llm
         if llm.metadata.is_chat_model:

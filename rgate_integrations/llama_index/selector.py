@@ -41,7 +41,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
             passages. With several corpora: ``retrieve`` is a list of names that are not the corpora's. Raised by
             a selection: ``direct`` or ``retrieve`` names an unknown tool.
         UnknownNameError: No gate has that name.
-        ModelLoadError: A trained gate cannot be read.
+        ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
         ProfileError: The profile of a corpus cannot be read.
     """
