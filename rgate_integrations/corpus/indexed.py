@@ -41,7 +41,7 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
 def missing_passages(what: str) -> ConfigurationError:
     """Return the error for an object whose passages cannot be read; ``what`` names it, such as "a selector"."""
     return ConfigurationError(
-        f"A profile needs the passages of one index, but they cannot be read from {what}.",
+        f"corpus=True needs one index whose passages can be read, but they cannot be read from {what}.",
         hint="Make the profile yourself: corpus=CorpusProfile.from_retriever(retriever).",
     )
 

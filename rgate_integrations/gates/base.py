@@ -185,7 +185,7 @@ class Gate(Frozen, ABC):
         """
         if not cls.argument:
             raise ConfigurationError(
-                f"The gate {cls.info.name!r} takes no argument, but got {argument!r}.",
+                f"The gate {cls.info.name!r} takes no argument after a colon, but got {argument!r}.",
                 hint=f'Use load_gate("{cls.info.name}").',
             )
         return {cls.argument: argument}
@@ -370,6 +370,6 @@ def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
         )
     raise ModelLoadError(
         f"The gate {gate.name!r} was trained or calibrated on {trained.base_model or 'another model'!r}, weights "
-        f"{trained.fingerprint}, but its model is {proxy.name!r}, weights {proxy.fingerprint}.",
-        hint="Load the gate without proxy=, or train or calibrate a gate for this model.",
+        f"{trained.fingerprint}, but now reads the model {proxy.name!r}, weights {proxy.fingerprint}.",
+        hint="Load the gate without proxy=, or train or calibrate a gate on the model that it reads now.",
     )

@@ -183,7 +183,7 @@ def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
     for name, part in parts.items():
         indexes = list(_indexes_in(part))
         if len(indexes) != 1:
-            raise missing_passages(f"a {type(part).__name__} with {len(indexes)} indexes")
+            raise missing_passages(f"a {type(part).__name__} with {len(indexes)} indexes of this package")
         profiles[name] = profile_index(indexes[0], name)
     return profiles
 

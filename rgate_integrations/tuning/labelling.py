@@ -146,7 +146,7 @@ def label(
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(
-            "No question has a gold answer.",
+            f'labels="{kind}" needs gold answers, but no question has any.',
             hint='Add gold answers, or use labels="agreement" (--labels agreement).',
         )
     labelled, labels = [], []

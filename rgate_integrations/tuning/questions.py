@@ -252,7 +252,8 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     target = record.fields.get(label)
     if isinstance(target, bool | int | float) and 0 <= target <= 1:
         return float(target)
-    raise record.error(f"{label} must be true, false or a number from 0 to 1, not {target!r:.60}")
+    found = f"not {target!r:.60}" if label in record.fields else "but is missing"
+    raise record.error(f"{label} must be true, false or a number from 0 to 1, {found}")
 
 
 def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
@@ -323,11 +324,12 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
             f"All {len(known)} questions are labelled {'known' if right else 'unknown'}.",
             hint=f"Add questions labelled {'unknown' if right else 'known'}: a gate learns from the difference.",
         )
-    if folds and not 2 <= folds <= min(right, wrong):
+    rarer = min(right, wrong)
+    if folds and not 2 <= folds <= rarer:
         raise DataFormatError(
-            f"folds must be between 2 and the number of questions with the rarer label ({right} known, {wrong} "
-            f"unknown), not {folds}.",
-            hint="Use more data, or another number of folds (--folds).",
+            f"{folds} folds do not fit {right} known and {wrong} unknown questions: there must be at least 2 folds, "
+            "and each needs a question of both labels.",
+            hint=f"Use 2 to {rarer} folds (--folds), or add questions." if rarer > 1 else "Add questions.",
         )
     return known
 
