@@ -210,7 +210,7 @@ def test_a_log_that_is_edited_between_two_appends_loses_nothing(tmp_path):
 )
 def test_what_is_somebody_elses_is_not_cut(tmp_path, content):
     path = write_atomically(tmp_path / "log.jsonl", content)
-    with pytest.raises(DataFormatError, match="something other"):
+    with pytest.raises(DataFormatError, match="something else"):
         JsonlLog(path, keys=["n"]).append([{"m": 3}])
     assert path.read_bytes() == content
 

@@ -80,7 +80,7 @@ def train_adapter(
         )
     if gate == "slimplm" and options.draft == "none":
         raise ConfigurationError(
-            'The slimplm gate needs drafts: not draft="none".', hint='Use "proxy" or "recorded" (--draft).'
+            'The slimplm gate cannot use draft="none".', hint='Use draft="proxy" or "recorded" (--draft).'
         )
     examples = all_examples(files)
     check_labels(examples, folds=0)
