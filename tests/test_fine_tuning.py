@@ -174,7 +174,9 @@ def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path):
     assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g"))
 
 
-@pytest.mark.parametrize(("gate", "why"), [("token_probability", "not trained"), ("slimplm", "needs drafts")])
+@pytest.mark.parametrize(
+    ("gate", "why"), [("token_probability", "not trained"), ("slimplm", "cannot use draft=")]
+)
 def test_what_cannot_be_trained(sums, gate, why):
     with pytest.raises(ConfigurationError, match=why):
         train_adapter(

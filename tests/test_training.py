@@ -38,7 +38,7 @@ GOOD = '{"question": "who?", "closed_book_correct": true}\n'
         (GOOD + "{", "line 2: not JSON"),
         (GOOD + "[1]", "line 2: not a JSON object"),
         (GOOD + '{"question": "x"}', "line 2: closed_book_correct must be .*, but is missing"),
-        (GOOD + '{"question": 3, "closed_book_correct": true}', "line 2: question is missing"),
+        (GOOD + '{"question": 3, "closed_book_correct": true}', "line 2: question is empty or not a string"),
         (GOOD + '{"question": "x", "closed_book_correct": 2}', "line 2: closed_book_correct must be"),
         (GOOD + '{"question": "Who", "closed_book_correct": false}', "line 2: .*differs from that in"),
     ],

@@ -34,7 +34,7 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
     index = getattr(index, "dense", index)
     passages = getattr(index, "passages", None)
     if passages is None:
-        raise missing_passages(f"a {type(index).__name__}")
+        raise missing_passages(type(index).__name__)
     return profile_texts([passage.searchable for passage in passages], name, getattr(index, "folder", None))
 
 

@@ -108,8 +108,7 @@ def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[s
     error = job.exception()  # a retriever may raise anything, also SystemExit
     if error is not None:
         raise ProfileError(
-            f"The retriever failed while its profile was made: {type(error).__name__}: "
-            f"{getattr(error, 'message', first_line(error))}",
+            f"The retriever failed while its profile was made: {type(error).__name__}: {first_line(error)}",
             hint=getattr(error, "hint", "")
             or "Check that it returns a list of strings, documents or nodes, and that its server is running.",
         ) from error

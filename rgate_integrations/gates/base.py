@@ -208,6 +208,8 @@ class Gate(Frozen, ABC):
                 raise cause from error
             name = cls.info.name if hasattr(cls, "info") else cls.__name__
             problem = "unknown parameter" if first["type"] == "extra_forbidden" else first["msg"]
+            if first["type"] == "literal_error":
+                problem += f", not {first['input']!r:.60}"
             parameter = ".".join(map(str, first["loc"])) or "parameters"
             known = [name for name, field in cls.model_fields.items() if not field.exclude]
             raise ConfigurationError(
@@ -370,6 +372,6 @@ def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
         )
     raise ModelLoadError(
         f"The gate {gate.name!r} was trained or calibrated on {trained.base_model or 'another model'!r}, weights "
-        f"{trained.fingerprint}, but now reads the model {proxy.name!r}, weights {proxy.fingerprint}.",
-        hint="Load the gate without proxy=, or train or calibrate a gate on the model that it reads now.",
+        f"{trained.fingerprint}, but now uses the model {proxy.name!r}, weights {proxy.fingerprint}.",
+        hint="Load the gate without proxy=, or train or calibrate a gate on the model that it uses now.",
     )

@@ -80,9 +80,9 @@ class TrainedGate(Gate):
         if states.shape[-1] != size:
             base = self.trained.base_model
             raise ModelLoadError(
-                f"The gate {self.artifact!r} was trained on the model {base!r}, whose hidden states have the size "
-                f"{size}; the model that it reads now has hidden states of the size {states.shape[-1]}.",
-                hint=f"Load the gate with proxy={base!r}, or train a gate on the model that it reads now.",
+                f"The gate {self.artifact!r} was trained on {base!r}, whose hidden states have the size {size}, but "
+                f"now uses a model whose hidden states have the size {states.shape[-1]}.",
+                hint=f"Load the gate with proxy={base!r}, or train a gate on the model that it uses now.",
             )
 
 

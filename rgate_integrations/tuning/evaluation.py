@@ -88,10 +88,10 @@ def judge(
     ]
     if not examples or any(example.rag_correct is None for example in examples):
         without = next((example.question.text for example in examples if example.rag_correct is None), "")
-        problem = f"{without[:60]!r} has no label of its answer with retrieval."
+        problem = f"The question {without[:60]!r} has no label of its answer with retrieval."
         raise DataFormatError(
             problem if examples else "There are no questions.",
-            hint="Read a file that labels both answers of each question with read_paired.",
+            hint="Read the questions with read_paired, from a file that labels both answers of each question.",
         )
     decider = resolve_gate(gate)
     decisions: list[Decision] = []

@@ -112,7 +112,7 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     for question in questions:
         if gold and not question.gold:
             raise DataFormatError(
-                f"{question.text[:60]!r} has no gold_answers.",
+                f"The question {question.text[:60]!r} has no gold_answers.",
                 hint='Add "gold_answers": ["…"] to this question, or remove the question.',
             )
         # A repetition may have the gold answers that the first occurrence lacks.
@@ -348,7 +348,7 @@ def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[
     for question in questions:
         if question.draft is None:
             raise DataFormatError(
-                f"{question.text[:60]!r} has no closed_book_text.",
+                f"The question {question.text[:60]!r} has no closed_book_text.",
                 hint='Add it, or use draft="proxy" or "none" (--draft).',
             )
     return [question.draft for question in questions]
