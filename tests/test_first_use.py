@@ -210,7 +210,9 @@ def test_what_failed_is_not_tried_again_for_five_minutes(fetcher, monkeypatch, c
     monkeypatch.setattr(download_module, "time", SimpleNamespace(monotonic=clock))
     look = partial(fetch_path, MINILM, "embedder")
     errors = [fails(look, kind) for _ in range(3)]
-    again = f"{message} That was less than 5 minutes ago; the download was not tried again."
+    again = (
+        f"{message.removesuffix('.')}. That was less than 5 minutes ago; the download was not tried again."
+    )
     assert [each.message for each in errors] == [message, again, again]
     now = f"{error.hint} To try again now, run `rgate download {MINILM}`."
     assert [each.hint for each in errors] == [error.hint, now, now]

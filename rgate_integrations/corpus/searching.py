@@ -71,7 +71,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
     if not passages and time.monotonic() >= deadline:
         raise ProfileError(
             f"No search found anything within {timeout:g} s.",
-            hint="Check the retriever's server, or increase timeout=.",
+            hint="Check the retriever's server, or allow more seconds: CorpusProfile.from_retriever(…, timeout=…).",
         )
     return list(passages)
 

@@ -129,7 +129,10 @@ def fetch_path(name: str, what: str) -> Path:
         if failure is not None and time.monotonic() < retry_at:
             again = copy.copy(failure)  # a copy, so that each caller has its own traceback
             if isinstance(again, RGateError):
-                again.message += " That was less than 5 minutes ago; the download was not tried again."
+                before = again.message.removesuffix(".")
+                again.message = (
+                    f"{before}. That was less than 5 minutes ago; the download was not tried again."
+                )
                 again.hint = f"{again.hint} To try again now, run `rgate download {name}`.".strip()
             raise again
         with suppress(AttributeError, OSError, ValueError):  # standard error is missing or closed

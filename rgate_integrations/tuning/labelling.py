@@ -344,7 +344,7 @@ def collect(
         to_ask = read_questions(questions, gold=True)
         if out.exists() and not answers_path.exists():
             raise DataFormatError(
-                f"{str(out)!r} exists, but its file of answers, {str(answers_path)!r}, is missing.",
+                f"{str(out)!r} cannot be continued, because its file of answers, {str(answers_path)!r}, is missing.",
                 hint="Restore that file, or choose another output path.",
             )
         answers = Answers(answers_path, arms)
