@@ -355,9 +355,15 @@ def _valid_question(question: object) -> str:
 def _valid_history(history: object) -> tuple[str, ...]:
     turns: Any = () if history is None else history
     is_list = isinstance(turns, Sequence) and not isinstance(turns, str | bytes)
-    if not is_list or not all(isinstance(turn, str) and "\0" not in turn for turn in turns):
+    bad = (
+        next((turn for turn in turns if not isinstance(turn, str) or "\0" in turn), None) if is_list else None
+    )
+    if not is_list or bad is not None:
+        problem = (
+            f"it is of type {type(turns).__name__}" if not is_list else f"one item is {reprlib.repr(bad)}"
+        )
         raise EvidenceError(
-            "history must be a list of strings without NUL bytes.",
+            f"history must be a list of strings without NUL bytes, but {problem}.",
             hint='For example, history=["user: Who wrote Hamlet?", "assistant: Shakespeare."].',
         )
     return tuple(encodable(turn.strip()) for turn in turns if turn.strip())

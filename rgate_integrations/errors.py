@@ -21,7 +21,10 @@ class RGateError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message} Hint: {self.hint}" if self.hint else self.message
+        if not self.hint:
+            return self.message
+        stop = "" if self.message.endswith((".", "!", "?", ":", "…")) else "."
+        return f"{self.message}{stop} Hint: {self.hint}"
 
 
 class InvalidQuestionError(RGateError, ValueError):
@@ -166,5 +169,6 @@ def missing_dependency(module: str, extra: str) -> MissingDependencyError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type if the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error's message, without a hint; the name of its type if the message is empty."""
+    message = error.message if isinstance(error, RGateError) else str(error)
+    return (message.strip().splitlines() or [type(error).__name__])[0]

@@ -296,7 +296,7 @@ def test_the_edge_names_several_nodes_and_reads_what_came_back_from_a_checkpoint
     saved = {"retrieve": True, "corpora": ["hr", "docs", "web"]}
     assert edge({"retrieval_decision": saved}) == ["b", "a"]
     assert edge({"retrieval_decision": {"retrieve": True}}) == "a"
-    with pytest.raises(ConfigurationError, match="The corpus 'web' has no node"):
+    with pytest.raises(ConfigurationError, match="corpus 'web', for which retrieve= has no node"):
         edge({"retrieval_decision": saved | {"corpora": ["web"]}})
 
 

@@ -37,7 +37,7 @@ GOOD = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        ({"question": 3}, "line 2: question is missing"),
+        ({"question": 3}, "line 2: question is empty or not a string"),
         # Regression: the gate refused these after all calls of the LLM, without the line.
         ({**GOOD, "question": "a\0b"}, "line 2: question contains NUL bytes"),
         ({**GOOD, "question": "\x1f"}, "line 2: question has only control characters"),
@@ -311,7 +311,7 @@ def with_a_corpus():
             EvidenceError,
             "every question",
         ),
-        (lambda: load_gate("constant:always"), 30, DataFormatError, r"the 30 questions .* only 15"),
+        (lambda: load_gate("constant:always"), 30, DataFormatError, r"30 questions are too few.*at least 20"),
     ],
     ids=["corpus", "fails", "too few"],
 )

@@ -149,8 +149,8 @@ def test_any_file_is_read_or_named(name, kind, records, noise, at, tmp_path):
             {"closed_book_logprobs": [0.9]},
             "closed_book_logprobs is not a list .*a log-probability must be at most 0, not 0.9",
         ),
-        ({"question": "\ud800?"}, "line 1: question is missing.*unicode"),
-        ({"question": " "}, "line 1: question is missing"),
+        ({"question": "\ud800?"}, "line 1: question is empty or not a string.*unicode"),
+        ({"question": " "}, "line 1: question is empty or not a string"),
         ({"closed_book_text": ["x"]}, "line 1: closed_book_text is not a string or number"),
         # Regression: a missing value of pandas was read as the text "nan", of an answer, too.
         ({"closed_book_text": float("nan")}, "line 1: closed_book_text is not a string or number"),

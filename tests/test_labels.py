@@ -27,9 +27,9 @@ from tests.tuning_parts import Direct, Model, N, by_number, known, questions, re
     ("given", "said"),
     [
         ([], "no questions"),
-        ([{"question": " "}], "question 1: question is missing"),
+        ([{"question": " "}], "question 1: question is empty or not a string"),
         ([{"question": "x", "gold_answers": {}}], "gold_answers is neither a string nor a list"),
-        ([7], "question 1: question is missing"),
+        ([7], "question 1: question is empty or not a string"),
         ("none.jsonl", "cannot be read"),
         # Regression: the keys, or the names of the columns, were the questions.
         ({"question": "x", "gold_answers": ["y"]}, "are a dict, not a list"),
@@ -225,7 +225,7 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
     [
         ({"labels": "judge"}, pytest.fail, "needs a judge"),
         # An object of the application cannot be made to sample.
-        ({"num_samples": 2}, pytest.fail, "cannot be set for direct="),
+        ({"num_samples": 2}, pytest.fail, "temperature of direct= .* cannot be set"),
         # Regression: found only after every call of the LLM.
         ({"policy": "max-loss"}, pytest.fail, r"policy= must be MaxLoss\(…\) or Budget\(…\), not 'max-loss'"),
     ],

@@ -147,5 +147,5 @@ def test_a_text_is_a_passage_and_a_hit_is_itself():
 
 @pytest.mark.parametrize("results", ["a text", {"text": "a"}, [7], [{"title": "no text"}], [None]])
 def test_what_is_no_passage_is_an_error(results):
-    with pytest.raises(TypeError, match=r"The search returned|A result of the search is"):
+    with pytest.raises(TypeError, match=r"The search returned|A result of the search, of type"):
         as_retriever(lambda query: results).search(["q"], 3)

@@ -256,8 +256,12 @@ def test_rules_in_langchain_see_the_metadata_of_the_call():
     ("text", "why"),
     [
         *((text, "rules") for text in ("", "[]", '{"always": "x"}', '{"sometimes": []}', '{"never": [{}]}')),
-        ('{"alway": []}', r"alway\.\[key\]: Input should be 'always' or 'never' Hint"),
-        ('{"never": ["x", {"pattern": "("}]}', r"never\.1: Input should be a valid regular expression Hint"),
+        ('{"alway": []}', r"read: unknown key 'alway'; use 'always' or 'never'\. Hint"),
+        ('{"never": ["x", {"patern": "x"}]}', r"never\.1: unknown key 'patern'; use 'pattern'\. Hint"),
+        (
+            '{"never": ["x", {"pattern": "("}]}',
+            r"never\.1: Input should be a valid regular expression\. Hint",
+        ),
     ],
 )
 def test_one_problem_of_a_file_that_holds_no_rules_is_named(tmp_path, text, why):

@@ -113,7 +113,7 @@ def test_there_is_no_gate_there(tmp_path, monkeypatch):
 
 
 def test_a_gate_of_another_method_is_not_taken_for_this_one(tmp_path):
-    with pytest.raises(ModelLoadError, match="its method is 'probe', not 'heads'"):
+    with pytest.raises(ModelLoadError, match="method 'probe', so it cannot be loaded as 'heads'"):
         load_gate(f"heads:{save_gate(PROBE, tmp_path / 'g')}")
 
 

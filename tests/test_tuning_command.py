@@ -82,7 +82,10 @@ def test_a_judge_that_never_says_yes_or_no_is_named(command, fake):
         return answer("Well, perhaps.") if "Answer to judge" in str(body) else by_number(body)
 
     done = command(vague, "--model", "m", "--judge", f"big@{fake(vague).url}", "--yes")
-    assert "questions have labels for both answers, direct and retrieve; 60 have none" in str(done.exception)
+    assert (
+        "questions have labels for both answers, direct and retrieve; at least 20 are needed. 60 more"
+        in str(done.exception)
+    )
     assert "Check that big replies Yes or No." in done.exception.hint
 
 

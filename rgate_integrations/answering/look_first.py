@@ -50,7 +50,7 @@ class RoutingOptions:
             return value
         raise ConfigurationError(
             f"{cls.argument}= must be True, False or {cls.__name__}(...), not {type(value).__name__}.",
-            hint=f"Use {cls.argument}=True for the defaults, or {cls.argument}={cls.__name__}(...) for others.",
+            hint=f"Use {cls.argument}=True, or {cls.argument}={cls.__name__}(...) to set options.",
         )
 
 

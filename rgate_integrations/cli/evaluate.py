@@ -275,7 +275,7 @@ def _load_judged(
         return gate.with_options(tokens=0)
     if any(isinstance(spec, DraftSpec) for spec in expand_specs(gate.gate.specs)):
         raise ConfigurationError(
-            f"The gate {name!r} needs a draft.",
+            f"The gate {name!r} needs a draft, but --draft is none.",
             hint=f"Use --draft proxy or recorded, or --gate {DEFAULT_GATE} or ik.",
         )
     return gate

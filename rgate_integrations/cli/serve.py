@@ -116,7 +116,8 @@ def _choose_profiles(search: Retriever | dict[str, Retriever] | None, corpus: Co
         return corpus
     if corpus:
         raise ConfigurationError(
-            "--corpus cannot be combined with named indexes, which have profiles of their own.",
+            "--corpus cannot be combined with named indexes (--index NAME=FOLDER): the gate makes their profiles "
+            "itself.",
             hint="Leave out --corpus.",
         )
     # A profile is stored in its index's folder, and made now if it is missing.

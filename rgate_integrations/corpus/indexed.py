@@ -34,14 +34,14 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
     index = getattr(index, "dense", index)
     passages = getattr(index, "passages", None)
     if passages is None:
-        raise missing_passages(f"a {type(index).__name__}")
+        raise missing_passages(type(index).__name__)
     return profile_texts([passage.searchable for passage in passages], name, getattr(index, "folder", None))
 
 
 def missing_passages(what: str) -> ConfigurationError:
     """Return the error for an object whose passages cannot be read; ``what`` names it, such as "a selector"."""
     return ConfigurationError(
-        f"A profile needs the passages of one index, but they cannot be read from {what}.",
+        f"corpus=True needs one index whose passages can be read, but they cannot be read from {what}.",
         hint="Make the profile yourself: corpus=CorpusProfile.from_retriever(retriever).",
     )
 

@@ -56,6 +56,11 @@ _ENCODER = f"{ENCODER} {FINGERPRINT}"
 _MAKE_AGAIN = "Make a new profile with rgate profile --corpus FILE.jsonl --out DIR."
 
 Source: TypeAlias = Literal["texts", "retriever", "description"]
+_WITHOUT_TEXT: dict[Source, tuple[str, str]] = {
+    "texts": ("has no passages", "Pass at least one text that is not blank."),
+    "retriever": ("has no passages", "Check that the retriever finds passages, and that they have text."),
+    "description": ("has a blank description", "Describe in a sentence or two what the corpus is about."),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +167,7 @@ class CorpusProfile:
     def _from_sample(cls, sample: Sample, name: str, source: Source) -> Self:
         if not sample.texts:
             raise ProfileError(
-                f"The corpus {name!r} has {'a blank description' if source == 'description' else 'no passages'}.",
-                hint="Check the texts, the retriever's results, or the description.",
+                f"The corpus {name!r} {_WITHOUT_TEXT[source][0]}.", hint=_WITHOUT_TEXT[source][1]
             )
         encoder = corpus_encoder()
         beginnings = [text[:_READ_CHARS] for text in sample.texts]

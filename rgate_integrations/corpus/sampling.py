@@ -64,8 +64,8 @@ def _passages(texts: Iterable[str]) -> Iterator[str]:
     for text in [texts] if isinstance(texts, str) else texts:
         if not isinstance(text, str):
             raise ProfileError(
-                f"A passage must be a string, not {type(text).__name__}.",
-                hint="For example, CorpusProfile.from_texts([document.page_content for document in documents]).",
+                f"A passage or description must be a string, not {type(text).__name__}.",
+                hint="For LangChain documents, use from_texts([document.page_content for document in documents]).",
             )
         for begin in range(0, len(text), _MAX_CHARS):
             passage = text[begin : begin + _MAX_CHARS].strip()

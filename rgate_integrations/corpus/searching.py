@@ -71,7 +71,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
     if not passages and time.monotonic() >= deadline:
         raise ProfileError(
             f"No search found anything within {timeout:g} s.",
-            hint="Check the retriever's server, or increase timeout=.",
+            hint="Check the retriever's server, or allow more seconds: CorpusProfile.from_retriever(…, timeout=…).",
         )
     return list(passages)
 
@@ -108,8 +108,9 @@ def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[s
     error = job.exception()  # a retriever may raise anything, also SystemExit
     if error is not None:
         raise ProfileError(
-            f"The retriever failed during profiling: {type(error).__name__}: {first_line(error)}",
-            hint="Check that it returns a list of strings, documents or nodes, and that its server is running.",
+            f"The retriever failed while its profile was made: {type(error).__name__}: {first_line(error)}",
+            hint=getattr(error, "hint", "")
+            or "Check that it returns a list of strings, documents or nodes, and that its server is running.",
         ) from error
     texts: list[str] = job.result()
     return texts

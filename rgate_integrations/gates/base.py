@@ -192,7 +192,7 @@ class Gate(Frozen, ABC):
         """
         if not cls.argument:
             raise ConfigurationError(
-                f"The gate {cls.info.name!r} takes no argument, but got {argument!r}.",
+                f"The gate {cls.info.name!r} takes no argument after a colon, but got {argument!r}.",
                 hint=f'Use load_gate("{cls.info.name}").',
             )
         return {cls.argument: argument}
@@ -215,6 +215,8 @@ class Gate(Frozen, ABC):
                 raise cause from error
             name = cls.info.name if hasattr(cls, "info") else cls.__name__
             problem = "unknown parameter" if first["type"] == "extra_forbidden" else first["msg"]
+            if first["type"] == "literal_error":
+                problem += f", not {first['input']!r:.60}"
             parameter = ".".join(map(str, first["loc"])) or "parameters"
             known = [name for name, field in cls.model_fields.items() if not field.exclude]
             raise ConfigurationError(
@@ -378,6 +380,6 @@ def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
         )
     raise ModelLoadError(
         f"The gate {gate.name!r} was trained or calibrated on {trained.base_model or 'another model'!r}, weights "
-        f"{trained.fingerprint}, but its model is {proxy.name!r}, weights {proxy.fingerprint}.",
-        hint="Load the gate without proxy=, or train or calibrate a gate for this model.",
+        f"{trained.fingerprint}, but now uses the model {proxy.name!r}, weights {proxy.fingerprint}.",
+        hint="Load the gate without proxy=, or train or calibrate a gate on the model that it uses now.",
     )

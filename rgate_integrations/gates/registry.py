@@ -179,8 +179,9 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     if asks_server(gate):
         # A folder from anywhere could send all questions to a stranger's server.
         raise ModelLoadError(
-            f"The saved gate {name!r} would send questions to a server. It may not, because it may be a stranger's.",
-            hint="Do not use this gate. If you trust the server, pass the server's URL to load_gate.",
+            f"The saved gate {name!r} would send questions to a server. No saved gate may do that: whoever made it "
+            "could collect them.",
+            hint="Do not use this gate. If you trust the server, pass the server's URL to load_gate instead.",
         )
     check_prompts(gate, saved, name)
     return gate

@@ -98,7 +98,11 @@ class Rules:
             if isinstance(error, ValidationError):
                 # A rule that is neither text nor a pattern has a problem for each; the pattern's says more.
                 deepest = max(error.errors(), key=lambda each: len(each["loc"]))
-                problem = f"{'.'.join(map(str, deepest['loc'][:2]))}: {deepest['msg']}".removeprefix(": ")
+                place, problem = deepest["loc"], deepest["msg"]
+                if place[-1:] == ("[key]",):
+                    problem = f"unknown key {place[-2]!r}; use {deepest['ctx']['expected']}"
+                    place = place[:-2]
+                problem = f"{'.'.join(map(str, place[:2]))}: {problem}".removeprefix(": ")
             raise DataFormatError(
                 f"The rules in {str(path)!r} cannot be read: {problem}",
                 hint='For example: {"always": ["an example", {"pattern": "a regular expression"}], "never": []}',

@@ -46,8 +46,8 @@ class TrainedGate(Gate):
         trained = values.get("trained") or read_gate(values["artifact"])
         if not isinstance(trained, cls.kind):
             raise ModelLoadError(
-                f"The gate in {values['artifact']!r} cannot be read: its method is {trained.method[:40]!r}, not "
-                f"{cls.info.name!r}.",
+                f"The gate in {values['artifact']!r} was trained with the method {trained.method[:40]!r}, so it "
+                f"cannot be loaded as {cls.info.name!r}.",
                 hint=f"Use load_gate({values['artifact']!r}).",
             )
         return {"threshold": trained.threshold, "proxy": trained.base_model, **values, "trained": trained}
@@ -81,8 +81,8 @@ class TrainedGate(Gate):
             base = self.trained.base_model
             raise ModelLoadError(
                 f"The gate {self.artifact!r} was trained on {base!r}, whose hidden states have the size {size}, but "
-                f"those of this model have the size {states.shape[-1]}.",
-                hint=f"Load it with proxy={base!r}, or train a gate for this model.",
+                f"now uses a model whose hidden states have the size {states.shape[-1]}.",
+                hint=f"Load the gate with proxy={base!r}, or train a gate on the model that it uses now.",
             )
 
 

@@ -77,7 +77,9 @@ class SearchFunction:
         results = self.function(query, k)
         # A string or a mapping may be a chain's answer.
         if not isinstance(results, Iterable) or isinstance(results, str | Mapping):
-            raise TypeError(f"The search returned a {type(results).__name__}, not a list of passages.")
+            raise TypeError(
+                f"The search returned an object of type {type(results).__name__}, not a list of passages."
+            )
         return [as_hit(result, query) for result in results]
 
 
@@ -99,7 +101,7 @@ def as_hit(result: Any, query: str) -> Hit:
         text = get_field(record, "page_content")
     if not isinstance(text, str):
         raise TypeError(
-            f"A result of the search is a {type(result).__name__} without a string in text or page_content."
+            f"A result of the search, of type {type(result).__name__}, has no string in text or page_content."
         )
     identity = get_field(record, "id") or get_field(record, "node_id") or text
     metadata = get_field(record, "metadata") or {}

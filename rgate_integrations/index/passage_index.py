@@ -201,7 +201,8 @@ class PassageIndex:
             # Quote only the type, because the message may contain a key or an address.
             raise ConfigurationError(
                 f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is unchanged.",
-                hint="See the error's cause, then add the passages again.",
+                hint="The embedder's own error is above this one in the traceback. Mend it, then add the passages "
+                "again.",
             ) from error
 
     def delete(self, ids: Iterable[str]) -> int:
@@ -424,8 +425,10 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
             hint="An embedder must return shape (texts, dimension). For another embedder, build another index.",
         )
     # For NaN, FAISS would return arbitrary rows.
-    if not np.isfinite(array).all():
+    finite = np.isfinite(array).all(axis=1)
+    if not finite.all():
         raise ConfigurationError(
-            "Vectors must be finite, but one holds NaN or infinity.", hint="Check the embedder that made it."
+            f"The vector of text {int(finite.argmin()) + 1} of {count} contains NaN or infinity.",
+            hint="Check the embedder that made it.",
         )
     return array

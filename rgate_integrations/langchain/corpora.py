@@ -161,7 +161,7 @@ def as_searched(
         searched: Runnable[Any, Any] = coerce_to_runnable(value)
     except TypeError as error:
         raise ConfigurationError(
-            f"LangChain cannot search with this: {error}",
+            f"LangChain cannot make a retriever or chain from {type(value).__name__}: {error}",
             hint="Pass a retriever, such as vector_store.as_retriever(), or a chain.",
         ) from error
     for per_corpus in runnables_in(searched, PerCorpus):
@@ -183,7 +183,8 @@ def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
     for name, part in parts.items():
         indexes = list(_indexes_in(part))
         if len(indexes) != 1:
-            raise missing_passages(f"a {type(part).__name__} with {len(indexes)} indexes")
+            found = f"{len(indexes) or 'no'} indexes of this package"
+            raise missing_passages(f"{type(part).__name__}, which has {found}")
         profiles[name] = profile_index(indexes[0], name)
     return profiles
 

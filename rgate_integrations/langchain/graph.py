@@ -119,7 +119,8 @@ def route_edge(
         if must_retrieve is None:
             raise ConfigurationError(
                 f"The state has no decision under {decision_key!r}.",
-                hint="Add gate_node(...) before this edge, and its key to the state.",
+                hint="Put gate_node(...) with the same decision_key= before this edge, and declare that key in the "
+                "schema of the state.",
             )
         if not must_retrieve:
             return direct
@@ -127,7 +128,7 @@ def route_edge(
         chosen = [nodes[name] for name in corpora if name in nodes]
         if corpora and not chosen and not isinstance(retrieve, str):
             raise ConfigurationError(
-                f"The corpus {corpora[0]!r} has no node.",
+                f"The decision says to search the corpus {corpora[0]!r}, for which retrieve= has no node.",
                 hint=f"Add it to retrieve=, which has: {', '.join(nodes)}.",
             )
         # A single node as a string, which is the usual form of an edge's result.

@@ -104,7 +104,7 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
             index: Any = getattr(part, "_index", None)
             ids = _node_ids(index)
             if ids is None:
-                raise missing_passages(f"a {type(part).__name__}")
+                raise missing_passages(type(part).__name__)
             texts = [node.get_content() for node in index.docstore.get_nodes(ids)]
             profiles[name] = profile_texts(texts, name)
     return profiles

@@ -91,6 +91,7 @@ def _index_of(choices: Sequence[ToolMetadata], name: str) -> int:
     if name not in names:
         raise ConfigurationError(
             f"Unknown tool {name!r}; the tools are: {', '.join(map(repr, names))}.",
-            hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass these names to the selector.",
+            hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass these names to the selector as "
+            "direct= and retrieve=.",
         )
     return names.index(name)

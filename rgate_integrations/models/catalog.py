@@ -314,5 +314,5 @@ def entry(name: str, kind: EntryKind | None = None) -> Entry:
     """
     known = catalogue_names(kind) if kind else list(CATALOGUE)
     if name not in known:
-        raise unknown_name(kind or "catalogue entry", name, known)
+        raise unknown_name(kind or "model or corpus", name, known)
     return CATALOGUE[name]

@@ -58,8 +58,9 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     if not is_server or parts.query or parts.fragment or "@" in parts.path:
         raise ConfigurationError(
             "The server's URL is invalid.",
-            hint="Use one such as http://localhost:8000 (an LLM's server: with /v1), without ? and #, with a port up "
-            f"to {_MAX_PORT}. Percent-encode user and password: / is %2F, @ is %40.",
+            hint="Use one such as http://localhost:8000, or http://localhost:8000/v1 for an LLM's server. It may not "
+            f"contain ? or #, and needs a port up to {_MAX_PORT}. In its user and password, write / as %2F and @ as "
+            "%40.",
         )
     # The login is sent as a header, because URLs are logged.
     bare = str(parts.copy_with(username="", password="")).rstrip("/")

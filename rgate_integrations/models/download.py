@@ -16,7 +16,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from rgate_integrations.errors import ConfigurationError, DownloadError, ModelLoadError, unknown_name
+from rgate_integrations.errors import (
+    ConfigurationError,
+    DownloadError,
+    ModelLoadError,
+    RGateError,
+    unknown_name,
+)
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.encoder_file import adapter_digest, make_encoder
@@ -100,10 +106,10 @@ def fetch_path(name: str, what: str) -> Path:
         what: What to call it in errors and in that line.
 
     Raises:
-        ModelLoadError: It is missing, and this process may not download it, because it is a server or because a
-            variable such as ``RGATE_OFFLINE=1`` is set (see `rgate_integrations.models.first_use.OFFLINE`). The
-            hint is the command that downloads it. Or it is in the cache, and this user may not read it.
-        DownloadError: The download failed now, or less than 5 minutes ago.
+        ModelLoadError: It is not in the cache and may not be downloaded: a variable such as ``RGATE_OFFLINE=1`` is
+            set (all are in `rgate_integrations.models.first_use.OFFLINE`), or this process is a server; the hint is
+            the command that downloads it. Or this user may not read it.
+        DownloadError: The download failed now, or it failed less than 5 minutes ago and was not tried again.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
         ConfigurationError: The user has no home folder; see `cache_dir`.
     """
@@ -122,7 +128,14 @@ def fetch_path(name: str, what: str) -> Path:
             return folder
         retry_at, failure = _failures.get(name, (0.0, None))
         if failure is not None and time.monotonic() < retry_at:
-            raise copy.copy(failure)  # a copy, so that each caller has its own traceback
+            again = copy.copy(failure)  # a copy, so that each caller has its own traceback
+            if isinstance(again, RGateError):
+                before = again.message.removesuffix(".")
+                again.message = (
+                    f"{before}. That was less than 5 minutes ago; the download was not tried again."
+                )
+                again.hint = f"{again.hint} To try again now, run `rgate download {name}`.".strip()
+            raise again
         with suppress(AttributeError, OSError, ValueError):  # standard error is missing or closed
             sys.stderr.write(
                 f"rgate: downloading the {what} {name} ({entry(name).size}), once, to {cache_dir() / name}\n"

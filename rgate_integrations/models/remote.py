@@ -263,7 +263,7 @@ class RemoteModel(LanguageModel):
         # One bad question must not cost the others their decisions, but a dead server must not be tried for each.
         if completions and errors:
             raise EvidenceError(
-                f"{len(errors)} of {len(requests)} requests failed; the first: "
+                f"{len(errors)} of {len(requests)} requests to {self.name} failed; the first error was: "
                 f"{getattr(errors[0], 'message', errors[0])}",
                 hint=getattr(errors[0], "hint", ""),
             )

@@ -201,7 +201,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         with suppress(FileNotFoundError):  # the usual case: nothing has the lock
             if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
                 raise WriteError(
-                    f"{str(target)!r} could not be written: its lock file, {path.name!r}, is not one of ours.",
+                    f"{str(target)!r} could not be written: another file has its lock's name, {path.name!r}.",
                     hint="Move or rename that file, or choose another path.",
                 )
         lock.acquire(blocking=False)
@@ -387,7 +387,7 @@ class JsonlLog:
             is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
         if not is_ours:
             raise DataFormatError(
-                f"{str(self.path)!r} is not this log: its last line is something other than a record of it.",
+                f"{str(self.path)!r} contains something else: its last line is not one that this run would write.",
                 hint="Choose another file.",
             )
         return len(last) if is_torn else 0

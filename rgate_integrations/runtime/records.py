@@ -53,7 +53,7 @@ class Record:
         Raises:
             DataFormatError: The value is missing, empty, or not a string.
         """
-        return self._read(key, _TEXT, problem=f"{key} is missing, empty or not a string")
+        return self._read(key, _TEXT, problem=f"{key} is empty or not a string")
 
     def optional_text(self, key: str) -> str:
         """Return the string or number under a key, as a stripped string; empty if missing or null.
@@ -99,16 +99,21 @@ class Record:
         try:
             return kind.validate_python(self.fields.get(key))
         except ValidationError as error:
+            if key not in self.fields:
+                raise self.error(f"{key} is missing") from None
             # Not chained, because pydantic's message is a page long.
-            raise self.error(f"{problem} ({error.errors()[0]['msg']})") from None
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise self.error(f"{problem} ({reason})") from None
 
 
 def first_problem(error: Exception) -> str:
     """Return an error's message in one line; for pydantic's errors, only the first problem, as ``field: message``."""
     if not isinstance(error, ValidationError):
-        return first_line(error)
+        return first_line(error).removesuffix(".")
     problem = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")
+    # Errors of our own validators are whole sentences, and may have hints.
+    message = problem["msg"].removeprefix("Value error, ").partition(" Hint: ")[0].removesuffix(".")
+    return f"{'.'.join(map(str, problem['loc']))}: {message}".removeprefix(": ")
 
 
 def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:

@@ -113,7 +113,7 @@ class LimitedSearch:
             texts = [getattr(passage, name, None) for name in ("text", "title")]
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError(
-                    f"The retriever returned a {type(hit).__name__}, not a hit whose passage has id, text and title."
+                    f"The retriever returned a {type(hit).__name__} without a passage whose text and title are text."
                 )
             hash(hit.passage.id)  # the key of fusion, such as a UUID
         return hits

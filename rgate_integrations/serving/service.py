@@ -188,7 +188,9 @@ class DecisionService:
             raise QueueFullError(
                 f"The queue has too few free places: {self._waiting} of {self._queue} are taken, and this request "
                 f"needs {questions}.",
-                hint="Try again later, send fewer questions, or retrieve.",
+                hint="Try again later, send fewer questions, or retrieve."
+                if questions <= self._queue
+                else f"Send at most {self._queue} questions at once, or raise the server's --queue.",
             )
         start = time.perf_counter()
         decisions: list[Decision] = []

@@ -151,7 +151,8 @@ class Upstream:
             text = ""
         if not text:
             raise EvidenceError(
-                f"The upstream's answer has no text (status {response.status_code}).",
+                f"The upstream should have rewritten a follow-up, but its answer has no text (status "
+                f"{response.status_code}).",
                 hint="Check its API key, and that it answers chat requests; or omit condense= (--condense).",
             )
         return encodable(text)
@@ -159,9 +160,10 @@ class Upstream:
     async def forward(
         self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Forward a request, and return the upstream's response with the gateway's own headers.
+        """Forward a request to the upstream, and return the upstream's response with the gateway's headers added.
 
-        If the request's target is outside the upstream's URL, the result is an error response with status 400.
+        A request whose target is not a path below the upstream's URL is not forwarded; its response is an
+        error with the status 400.
 
         Raises:
             httpx.HTTPError: The server cannot be reached, or its response has an invalid status.
@@ -304,5 +306,9 @@ async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
 
 
 def never_blocking(*_: object) -> Any:
-    """Raise `NotImplementedError`. Takes the place of a blocking function, as the gateway is asynchronous only."""
-    raise NotImplementedError("The gateway is asynchronous only.")
+    """Fail, in place of a function that would block: all steps of the gateway are asynchronous.
+
+    Raises:
+        NotImplementedError: Always.
+    """
+    raise NotImplementedError("The gateway only has asynchronous steps; await this one.")

@@ -197,7 +197,9 @@ def _check_fractions(**values: float) -> None:
         if not 0 < (to_float(value) or 0.0) < 1:
             raise ConfigurationError(
                 f"{name} must be a number above 0 and below 1, not {value!r}.",
-                hint="Set it in MaxLoss(loss, confidence) or Budget(rate, confidence); --max-loss sets the loss.",
+                hint="For example, MaxLoss(0.02) or --max-loss 0.02."
+                if name == "loss"
+                else "For example, confidence=0.95.",
             )
 
 
@@ -350,8 +352,8 @@ def _split(n: int, seed: int) -> list[PositionArray]:
     fit, choose = np.split(np.random.default_rng(seed).permutation(n), [n // 2])
     if len(choose) < LEAST:
         raise DataFormatError(
-            f"Half of the {n} questions calibrate P(known), so only {len(choose)} are left to choose a threshold; "
-            f"{LEAST} are needed.",
+            f"{n} questions are too few: one half calibrates P(known), and the other half, with which the threshold "
+            f"is chosen, needs at least {LEAST} questions.",
             hint="Add questions: a useful guarantee needs hundreds.",
         )
     return [fit, choose]

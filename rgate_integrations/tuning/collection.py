@@ -233,13 +233,19 @@ class Answers:
                 self._check_answered(kind)
             is_unusable = done == 1 and isinstance(outcome, ServerError)
             if is_unusable or in_a_row[kind] == STOP_AFTER or failures == total:
-                raise ServerError(
-                    f"Giving up. Number of failed calls: {failures}. The last error: {line['error']}",
-                    hint=f"The answers so far are kept in {str(self._log.path)!r}. Fix the cause, then try again.",
-                )
+                raise self._give_up(failures, outcome)
         if "direct" in arms:
             self._check_finished(self.arms["direct"])
         return failures
+
+    def _give_up(self, failures: int, last: Exception) -> ServerError:
+        """Return the error that stops a run after failed calls; it has the hint of the last one."""
+        kept = f"The answers so far are kept in {str(self._log.path)!r}. Fix the cause, then try again."
+        return ServerError(
+            f"Giving up. Number of failed calls: {failures}. The last error: {type(last).__name__}: "
+            f"{getattr(last, 'message', last)}",
+            hint=f"{getattr(last, 'hint', '')} {kept}".strip(),
+        )
 
     def _check_answered(self, kind: str) -> None:
         """Raise `NoAnswerError` if no arm of this kind has given an answer."""

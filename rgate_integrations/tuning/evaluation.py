@@ -87,11 +87,11 @@ def judge(
         for question, recorded in zip(questions, recorded_drafts(questions, draft), strict=True)
     ]
     if not examples or any(example.rag_correct is None for example in examples):
-        problem = (
-            "A question has no label of its answer with retrieval." if examples else "There are no questions."
-        )
+        without = next((example.question.text for example in examples if example.rag_correct is None), "")
+        problem = f"The question {without[:60]!r} has no label of its answer with retrieval."
         raise DataFormatError(
-            problem, hint="Read questions that have the labels of both arms with read_paired."
+            problem if examples else "There are no questions.",
+            hint="Read the questions with read_paired, from a file that labels both answers of each question.",
         )
     decider = resolve_gate(gate)
     decisions: list[Decision] = []
@@ -99,7 +99,9 @@ def judge(
         decisions += decider.decide_batch(chunk)
     errors = [decision.error for decision in decisions if decision.error is not None]
     if errors and len(errors) == len(decisions):
-        raise EvidenceError(f"The gate failed on every question: {errors[0].message}", hint=errors[0].hint)
+        raise EvidenceError(
+            f"The gate failed on every question. The first error: {errors[0].message}", hint=errors[0].hint
+        )
     closed_book, rag = np.array([(example.known, example.rag_correct) for example in examples], dtype=bool).T
     return JudgedQuestions(
         p=np.array([decision.effective_p_known for decision in decisions]),

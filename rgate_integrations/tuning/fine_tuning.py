@@ -80,7 +80,7 @@ def train_adapter(
         )
     if gate == "slimplm" and options.draft == "none":
         raise ConfigurationError(
-            "The slimplm gate needs drafts.", hint='Use draft="proxy" or "recorded" (--draft).'
+            'The slimplm gate cannot use draft="none".', hint='Use draft="proxy" or "recorded" (--draft).'
         )
     examples = all_examples(files)
     check_labels(examples, folds=0)
@@ -229,8 +229,9 @@ def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
         return None
     if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
         raise ConfigurationError(
-            f"The interrupted run in {str(checkpoints)!r} has different data, options or a different base model.",
-            hint="Omit resume (--resume) to start over, or choose another folder.",
+            f"The interrupted run in {str(checkpoints)!r} cannot be continued: its data, options or base model are "
+            "not those of this run.",
+            hint="Omit resume (--resume) to start over, or choose another output folder.",
         )
     return str(max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-"))))
 

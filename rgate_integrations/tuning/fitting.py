@@ -106,12 +106,13 @@ def check_learnable(labels: Labels) -> None:
     """
     n, right = len(labels.known), int(labels.known.sum())
     if n < LEAST:
+        judge = f"Check that {labels.judge} replies Yes or No. " if labels.judge and labels.unlabelled else ""
         raise DataFormatError(
-            f"Only {n} questions have labels for both answers, direct and retrieve; {labels.unlabelled} have none.",
-            hint=f"At least {LEAST} are needed, and hundreds for a useful guarantee."
-            + (
-                f" Check that {labels.judge} replies Yes or No." if labels.judge and labels.unlabelled else ""
-            ),
+            f"Only {n} questions have labels for both answers, direct and retrieve; at least {LEAST} are needed. "
+            f"{labels.unlabelled} more were answered, but have no label.",
+            hint=judge
+            + "Add questions: a useful guarantee needs hundreds. A question does not count if one of its "
+            "calls failed.",
         )
     if right in (0, n):
         what, gate = ("wrong", "constant:always") if right == 0 else ("right", "constant:never")

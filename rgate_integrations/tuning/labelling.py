@@ -146,7 +146,7 @@ def label(
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(
-            "No question has a gold answer.",
+            f'labels="{kind}" needs gold answers, but no question has any.',
             hint='Add gold answers, or use labels="agreement" (--labels agreement).',
         )
     labelled, labels = [], []
@@ -344,7 +344,7 @@ def collect(
         to_ask = read_questions(questions, gold=True)
         if out.exists() and not answers_path.exists():
             raise DataFormatError(
-                f"{str(out)!r} exists, but its file of answers, {str(answers_path)!r}, is missing.",
+                f"{str(out)!r} cannot be continued, because its file of answers, {str(answers_path)!r}, is missing.",
                 hint="Restore that file, or choose another output path.",
             )
         answers = Answers(answers_path, arms)

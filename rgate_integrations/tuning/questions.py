@@ -113,7 +113,7 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     for question in questions:
         if gold and not question.gold:
             raise DataFormatError(
-                f"{question.text[:60]!r} has no gold_answers.",
+                f"The question {question.text[:60]!r} has no gold_answers.",
                 hint='Add "gold_answers": ["…"] to this question, or remove the question.',
             )
         # A repetition may have the gold answers that the first occurrence lacks.
@@ -262,7 +262,8 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     target = record.fields.get(label)
     if isinstance(target, bool | int | float) and 0 <= target <= 1:
         return float(target)
-    raise record.error(f"{label} must be true, false or a number from 0 to 1, not {target!r:.60}")
+    found = f"not {target!r:.60}" if label in record.fields else "but is missing"
+    raise record.error(f"{label} must be true, false or a number from 0 to 1, {found}")
 
 
 def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
@@ -336,11 +337,12 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
             f"All {len(known)} questions are labelled {'known' if right else 'unknown'}.",
             hint=f"Add questions labelled {'unknown' if right else 'known'}: a gate learns from the difference.",
         )
-    if folds and not 2 <= folds <= min(right, wrong):
+    rarer = min(right, wrong)
+    if folds and not 2 <= folds <= rarer:
         raise DataFormatError(
-            f"folds must be between 2 and the number of questions with the rarer label ({right} known, {wrong} "
-            f"unknown), not {folds}.",
-            hint="Use more data, or another number of folds (--folds).",
+            f"{folds} folds do not fit {right} known and {wrong} unknown questions: there must be at least 2 folds, "
+            "and each needs a question of both labels.",
+            hint=f"Use 2 to {rarer} folds (--folds), or add questions." if rarer > 1 else "Add questions.",
         )
     return known
 
@@ -359,7 +361,7 @@ def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[
     for question in questions:
         if question.draft is None:
             raise DataFormatError(
-                f"{question.text[:60]!r} has no closed_book_text.",
+                f"The question {question.text[:60]!r} has no closed_book_text.",
                 hint='Add it, or use draft="proxy" or "none" (--draft).',
             )
     return [question.draft for question in questions]

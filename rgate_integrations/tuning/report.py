@@ -135,8 +135,8 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
     Args:
         answered: The questions, with the answers of both arms.
         retrieves: Which of them are answered with retrieval, shape (n,).
-        cut: For the answer-first gate, the number of tokens after which it cancels the direct answer of a question
-            that retrieves. 0 for the gate of the question alone, which starts no such answer.
+        cut: With the answer-first gate, each question that retrieves also costs this many tokens of a direct
+            answer, which is then cancelled. 0 for the gate of the question alone, which starts no such answer.
 
     Returns:
         The tokens; None if the length of a prompt is unknown.

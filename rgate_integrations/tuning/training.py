@@ -237,7 +237,7 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
         ]
     if not question.gold:
         raise DataFormatError(
-            f"{question.text[:60]!r} has no gold_answers.",
+            f"The question {question.text[:60]!r} has no gold_answers.",
             hint='Add "gold_answers": ["…"], because the adapt gate also learns to answer.',
         )
     if example.known:

@@ -128,7 +128,10 @@ class Evidence:
             Exception: The piece could not be computed; this is the error from its computation.
         """
         if spec not in self.pieces:
-            raise EvidenceError(f"The evidence {spec} is missing.", hint="Add it to the gate's specs.")
+            raise EvidenceError(
+                f"The gate's score() reads the evidence {spec}, which the gate did not request.",
+                hint="Add it to the gate's specs.",
+            )
         piece = self.pieces[spec]
         if isinstance(piece, Exception):
             raise piece
@@ -226,8 +229,8 @@ class Context:
             pieces = spec.compute(self)
             if len(pieces) != len(self.evidence):
                 raise EvidenceError(
-                    f"{spec} gave {len(pieces)} pieces for {len(self.evidence)} questions.",
-                    hint="Its compute() must return one piece or error per question.",
+                    f"compute() of {spec} returned {len(pieces)} items for {len(self.evidence)} questions.",
+                    hint="It must return one Piece or one exception per question.",
                 )
         except Exception as error:  # specs may be any user's code
             if len(self.evidence) > 1 and not isinstance(error, _SHARED_ERRORS):

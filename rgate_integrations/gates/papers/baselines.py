@@ -100,7 +100,8 @@ class PopularityGate(Gate):
                 "The request has no popularity, which this gate needs."
                 if value is None
                 else f"The popularity must be a number of at least 0, not {value}.",
-                hint="Pass decide(question, popularity=...) or Request(question, popularity=...).",
+                hint="Pass decide(question, popularity=...) or Request(question, popularity=...); in a data file, "
+                'write it as "popularity".',
             )
         side = "at or above" if value >= self.cutoff else "below"
         p = 1 - self.cutoff / (value + self.cutoff)  # in this form, infinity gives 1

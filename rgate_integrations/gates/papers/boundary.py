@@ -87,7 +87,8 @@ class BoundaryGate(AdapterGate):
     def _check_adapter(self) -> Self:
         if self.label == "accuracy" and self.adapter is None:
             raise ConfigurationError(
-                "label='accuracy' needs an adapter, because a new question has no gold answers to compute it from.",
+                "label='accuracy' needs an adapter: without one, the gate would need gold answers, which a new "
+                "question lacks.",
                 hint='Pass a trained adapter as adapter=, or use label="certainty".',
             )
         return self

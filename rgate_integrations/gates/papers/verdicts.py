@@ -170,7 +170,7 @@ class SlimPLMGate(VerdictGate):
         verdict = _VERDICT.match(text)
         if verdict is None:
             raise ScoreError(
-                f"The judgment {text[:60]!r} is neither Known(True) nor Known(False).",
+                f"The model should have written Known(True) or Known(False), but wrote {text[:60]!r}.",
                 hint='An untrained proxy rarely follows the format: use mode="score", or train an adapter.',
             )
         reason = f"The judgment model wrote Known({verdict[1]})."
