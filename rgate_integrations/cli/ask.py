@@ -56,8 +56,8 @@ def decide(
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if any could not be judged.
 
     Prints the decision, P(known), the question and the reason. An argument or line may also be a JSON object with
-    "question" and, for gates that use them, "draft", "popularity" and "history", a list of turns. Once one
-    begins with "{", it and all after it must be such objects: any other gets an error instead of a decision.
+    "question" and, for gates that use them, "draft", "popularity" and "history", a list of turns. If an argument or
+    line begins with "{", it and all that follow must be such objects; others get an error instead of a decision.
     """
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.gates.rules import Rules

@@ -302,7 +302,7 @@ def monitor(
 ) -> None:
     """Compare logged decisions with those at calibration, and list gaps.
 
-    Gaps are questions that no corpus covers and the LLM may not know.
+    Gaps are questions that no corpus covers and the LLM may not know. The first 20 are listed.
     """
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate

@@ -208,7 +208,7 @@ def train(
 ) -> None:
     """Train a gate on labelled questions, or a rewriter of claims on annotated claims, and save it.
 
-    A probe takes minutes, and its cross-validated AUC is printed. For the others, LoRA fine-tunes the --proxy model.
+    A probe takes minutes, and its cross-validated AUC is printed. All others are LoRA adapters of the --proxy model.
     """
     from rgate_integrations.gates.folder import ADAPTER, CONFIG
     from rgate_integrations.runtime.files import check_output, locked

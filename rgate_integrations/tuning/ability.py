@@ -121,8 +121,8 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
         questions: The questions.
 
     Returns:
-        The logits of ``known`` for an LLM of ability 0, shape (n,), NaN where a request asks for no fact; and
-        the median of their increases per unit of ability.
+        The logits of ``known`` for an LLM of ability 0, shape (n,), with NaN for a question without this signal,
+        which asks for no fact; and the median of the logits' increases per unit of ability.
 
     Raises:
         RGateError: The gate could not judge a question.

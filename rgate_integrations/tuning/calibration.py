@@ -126,7 +126,7 @@ class Budget:
 class MaxLoss:
     """Lose at most a given amount of accuracy compared with always retrieving, with a given confidence.
 
-    Accuracy is the share of answers that count as right; the papers count those that contain a gold answer.
+    Accuracy is the share of questions whose answer is labelled right.
 
     The loss of a question is 1 if it is skipped and only the answer with retrieval is right, -1 if it is skipped and
     only the answer without retrieval is right, and 0 otherwise. Thresholds are tested from the highest downward. For
@@ -152,7 +152,7 @@ class MaxLoss:
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
         """Choose the lowest threshold that keeps the loss within ``loss``, with the given confidence.
 
-        If every threshold that skips a question may lose more, choose `ALWAYS`, without a guarantee.
+        If no threshold that skips a question does so, choose `ALWAYS`, which skips none and has no guarantee.
 
         Args:
             p: P(known) of each question, shape (n,).

@@ -201,7 +201,7 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call found no working server, ten in a row of one kind of arm failed, or all did.
+            ServerError: The server failed at the first call; or ten calls of one kind in a row, or all calls, failed.
             NoAnswerError: All answers of one kind of arm, at least three, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """

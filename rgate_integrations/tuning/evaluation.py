@@ -72,7 +72,8 @@ def judge(
     Args:
         gate: The gate.
         examples: The questions and their labels.
-        draft: ``"recorded"`` passes each question's recorded answer as its draft; other kinds pass none.
+        draft: ``"recorded"`` gives the gate each question's recorded answer as its draft. With the other kinds, the
+            gate gets no draft; it may write one itself.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
@@ -279,7 +280,10 @@ class Drift:
 
     @property
     def advice(self) -> str:
-        """A sentence on whether to calibrate again; it reports a change only if all of `interval` is at least 0.1."""
+        """A sentence on whether to calibrate again.
+
+        It says that the traffic has changed only if the lower end of `interval` is at least 0.1.
+        """
         low, high = self.interval
         if low >= _LARGE_DRIFT:
             return "The traffic has changed: calibrate again."

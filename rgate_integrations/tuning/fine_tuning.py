@@ -163,7 +163,7 @@ def fine_tune(
         out: Folder for the adapter.
         recipe: Hyperparameters.
         seed: Seed of the adapter's initial weights, the order of the pairs, and dropout.
-        resume: Whether to continue from the last checkpoint, if there is one; otherwise, checkpoints are deleted.
+        resume: Whether to continue from the last checkpoint, if there is one. If false, old checkpoints are deleted.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:

@@ -306,8 +306,8 @@ class Correction:
     """A fitted correction of the logits of the prior, the gate that tuning corrects.
 
     Attributes:
-        weights: Weights of `Table.columns`, shape (1 + components + features + 1,).
-        strength: The chosen shrinkage of the components' weights.
+        weights: One weight per column of `Table.columns`. The weighted sum of the columns is added to the logit.
+        strength: The chosen shrinkage of the weights of the hidden states' components.
     """
 
     weights: Float64Array
@@ -321,8 +321,8 @@ class Correction:
 def fit_correction(table: Table, seed: int = 0) -> Correction:
     """Fit a correction, with shrinkages chosen by their log loss on held-out questions.
 
-    The first of `STRENGTHS` and of `HEAD_STRENGTHS` are used, unless the best candidates have a loss that is lower by
-    more than one standard error.
+    A candidate is one of `STRENGTHS` with one of `HEAD_STRENGTHS`. The first of both are used, unless the candidate
+    with the lowest loss is better than them by more than one standard error.
 
     Args:
         table: The data of the questions.

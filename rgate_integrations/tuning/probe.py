@@ -128,9 +128,10 @@ def fit_probe(
 ) -> tuple[Float32Array, float]:
     """Fit one regularised logistic regression per layer, on components of standardised states, and average them.
 
-    With several data sets, each layer is fitted twice, without and with a free intercept for each set, and the two
-    fits are averaged. The second one learns what separates known from unknown within a set, not which set a question
-    is from. All these steps are linear, so the result folds into one weight vector per layer.
+    With several data sets, each layer is fitted twice, without and with a free intercept for each set. The weights of
+    the two fits are averaged, and the first fit's intercept is kept. The second fit learns what separates known from
+    unknown within a set, not which set a question is from. All these steps are linear, so the result folds into one
+    weight vector per layer.
 
     Args:
         states: Shape (n, layers, hidden size).

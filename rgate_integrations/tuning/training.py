@@ -251,12 +251,12 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
 def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """Read annotated claims (SlimPLM, section 3.3), and return the pairs that train the claim rewriter.
 
-    Each line needs ``question`` and ``claims``, a list of objects with the text ``claim``. Optional are ``query`` and
-    ``needs_search`` of a claim, and ``closed_book_text``, the draft of the answer. A line is left out if it has
-    no claim, or if `parse_claims` could not read its claims back from the text that the rewriter should write.
+    Each line needs ``question`` and ``claims``, a list of objects with the text ``claim`` and, optionally, ``query``
+    and ``needs_search``. ``closed_book_text``, the draft of the answer, is optional. A line is left out if its list
+    has no claims, or if `parse_claims` could not read them back from the text that the rewriter should write.
 
     Raises:
-        DataFormatError: A file cannot be read, a line has no ``question`` or ``claims``, or a value has the
+        DataFormatError: A file cannot be read, a line lacks ``question`` or ``claims``, or a value has the
             wrong type; the message names the file and, for a line, its number.
     """
     pairs = []
@@ -272,7 +272,7 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
 def _print_claims(record: Record) -> str:
     """Return the text that the rewriter should write: a record's claims, with their tags.
 
-    It is empty if the record has no claims, or if `parse_claims` would not find all of them in the text.
+    The text is empty if ``claims`` holds no claim with text, or if `parse_claims` would not find all claims in it.
 
     Raises:
         DataFormatError: ``claims`` is missing or not a list, or a value in it has the wrong type.

@@ -200,8 +200,8 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
     """Check, before any LLM call, that the gate can be written.
 
     Raises:
-        ConfigurationError: The questions are in the folder; or the folder exists, and ``update`` is false or the
-            folder is no tuned gate.
+        ConfigurationError: The file ``questions`` is inside the folder; or the folder exists, and ``update`` is false
+            or the folder is not a tuned gate.
         ModelLoadError: ``update`` is true, but the gate in the folder is damaged.
     """
     check_output(folder, questions)
