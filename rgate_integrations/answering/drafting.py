@@ -49,7 +49,7 @@ class Drafter(ABC, Generic[_Prompt]):
 
     @abstractmethod
     def read_draft(self, answer: Any) -> Draft:
-        """Convert one of the answers that `ask` returns, not an exception, to a draft."""
+        """Convert one answer from `ask` to a draft. Exceptions are not passed to it."""
 
     @abstractmethod
     def private_texts(self, prompt: _Prompt) -> Iterable[object]:

@@ -150,9 +150,10 @@ def is_never_known(decision: Decision) -> bool:
 def are_useless(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
     """Return whether passages are so poor that they help no LLM, whatever it knows.
 
-    Passages help if P(helps) exceeds P(known) by more than `LookFirst.min_gain`. Only one P(known) is tested,
-    `LookFirst.abstain_below`. If the passages do not help there, they do not help an LLM with a higher P(known). With
-    a lower P(known), P(helps) is lower, too, so the outcome is "abstain" (if `LookFirst.min_gain` is 0).
+    Passages help if P(helps) exceeds P(known) by more than `LookFirst.min_gain`. It is enough to test this for a
+    P(known) of `LookFirst.abstain_below`. If the passages do not help there, they do not help an LLM that knows more.
+    For an LLM that knows less, P(helps) is even lower: with a ``min_gain`` of 0, neither probability reaches
+    ``abstain_below``, so the outcome is "abstain".
     """
     least = options.abstain_below
     return estimate_p_helps(question, passages, least, options) - options.min_gain <= least

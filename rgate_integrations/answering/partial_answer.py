@@ -105,7 +105,7 @@ class PartialAnswer:
         self.logprobs += logprobs[1]
 
     def set_response(self, response_id: str | None) -> None:
-        """Set the id of a local LLM's response, and keep that answer alive; ids of other LLMs are ignored."""
+        """Set `response_id` and `local_answer` if the id is that of a local LLM's answer; otherwise do nothing."""
         if response_id and self.local_answer is None:
             self.local_answer = find_answer(response_id)
             self.response_id = response_id if self.local_answer is not None else ""

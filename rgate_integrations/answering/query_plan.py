@@ -165,7 +165,7 @@ def _judge(claims: Sequence[Claim], gate: Decider | None, threshold: float | Non
 
 
 def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
-    """Judge a claim without a gate: kept if it has a query, and the rewriter does not say that it needs no search."""
+    """Judge a claim without a gate: drop it if it has no query, or if the rewriter says that it needs no search."""
     kept, reason = True, "Claims are not filtered."
     if not claim.query:
         kept, reason = False, "The claim has no query."

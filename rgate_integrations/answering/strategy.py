@@ -51,16 +51,16 @@ class Strategy:
 
         Args:
             gate: The gate of the router or query engine.
-            adapt: Function that adjusts a gate of answer first to the answering LLM; in LangChain, it also makes the
-                gate a runnable.
+            adapt: Called with each gate that answer first needs; returns the gate adjusted to the answering LLM, in
+                LangChain as a runnable.
             answer_first: See `AnswerFirst`.
             look_first: See `LookFirst`.
-            chooses_corpus: See the class.
+            chooses_corpus: See `Strategy`.
 
         Raises:
             ConfigurationError: An option is neither a bool nor an object of its class. With ``answer_first``: the
                 gate cannot judge a partial answer.
-            RGateError: The question gate is invalid or cannot be loaded; see `resolve_gate`.
+            RGateError: `AnswerFirst.question_gate` is invalid or cannot be loaded; see `resolve_gate`.
         """
         strategy = cls(
             AnswerFirst.coerce(answer_first), LookFirst.coerce(look_first), chooses_corpus=chooses_corpus

@@ -25,7 +25,7 @@ class Background:
     Attributes:
         question_mean: Mean vector of questions, shape (384,).
         passage_mean: Mean vector of passages, shape (384,).
-        directions: The matrix that projects a vector minus its mean, shape (384, 256).
+        directions: Projection matrix, applied after one of these means is subtracted, shape (384, 256).
         requests: Projected vectors of requests that need no corpus, such as small talk, shape (requests, 256).
     """
 

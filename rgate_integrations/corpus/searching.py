@@ -117,7 +117,7 @@ def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[s
 
 
 def _find_texts(retriever: Retriever, query: str) -> list[str]:
-    """Return the texts of the passages that a search finds: at most ten, or all from a framework's retriever."""
+    """Return the texts of all passages that a search finds. The retriever is asked for ten, but may return more."""
     if isinstance(retriever, SearchFunction):
         hits = retriever.find(query, _TOP_K)
     else:

@@ -130,7 +130,8 @@ class Decider(ABC):
 
         Raises:
             InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
-            EvidenceError: A field has the wrong type, or the history has NUL bytes.
+            EvidenceError: The draft, history, metadata or popularity has the wrong type, or the history has NUL
+                bytes.
             ConfigurationError: The threshold is not a finite number of at least 0, or the timeout is not above 0.
             Exception: The gate failed, and ``on_error`` is ``"raise"``.
         """
@@ -305,7 +306,10 @@ class BoundDecision:
     threshold: float | None = None
 
     def concerns(self, question: str, llm: Any) -> bool:
-        """Return whether the decision is about this question and, unless ``llm`` is None, drafted with that LLM."""
+        """Return whether the decision applies to this question, and was made with the drafts of this LLM.
+
+        If ``llm`` is None, only the questions are compared.
+        """
         if llm is not None and llm is not self.llm:
             return False
         own = self.question

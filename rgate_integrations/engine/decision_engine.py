@@ -80,7 +80,7 @@ class DecisionEngine(Decider):
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the gate and the options, but neither the worker nor the engine's memory."""
+        """Pickle the gate and the options, but neither the worker nor the values kept between batches."""
         return partial(type(self), **self.options), (self.gate,)
 
     @property
@@ -119,8 +119,8 @@ class DecisionEngine(Decider):
         """Return a proxy model: the one given to this engine, or one that all engines in the process share.
 
         Args:
-            name: Name of the model; empty for the gate's own proxy. The given model stands in for that one only: any
-                other, such as the encoder, is shared.
+            name: Name of the model; empty for the gate's own proxy. A model given to this engine replaces only the
+                gate's own proxy; all others, such as the encoder, are shared.
         """
         if self._proxy is not None and name in ("", self.gate.proxy):
             return self._proxy
@@ -226,7 +226,11 @@ class DecisionEngine(Decider):
         return outcomes
 
     def _to_decision(self, request: Request, score: Score) -> Decision:
-        """Turn a score into a decision: by its override, or by the first threshold of request, score and gate."""
+        """Turn a score into a decision.
+
+        The score's override decides. Without one, P(known) is compared with the threshold of the request; if it has
+        none, with that of the score, or else of the gate.
+        """
         threshold = self.threshold if score.threshold is None else score.threshold
         # The override decides but leaves P(known) unchanged, so that calibration and logs get the real number.
         retrieve, reason = score.p_known < threshold, score.reason

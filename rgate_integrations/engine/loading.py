@@ -71,9 +71,9 @@ def load_gate(
     """Return an engine that decides with a gate. Its first decision loads the models.
 
     Args:
-        name: A gate's name (see ``rgate gates``), with an argument after a colon if it takes one
-            (``"constant:never"``); the name of a shipped gate; the folder or Hub id of a trained one; the URL
-            of a decision server (``rgate serve``); or a `Gate`. None means ``"default"``, the shipped default gate.
+        name: A name that ``rgate gates`` lists, with an argument after a colon if that gate takes one
+            (``"constant:never"``); the name of a shipped gate, such as ``"default"``; the folder or Hub id of a
+            trained one; the URL of a decision server (``rgate serve``); or a `Gate`. None means ``"default"``.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
         llm: Writes the drafts for gates with ``source="llm"``. If it has a name, P(known) is adjusted to that LLM.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.

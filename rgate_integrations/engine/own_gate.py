@@ -69,7 +69,7 @@ class OwnGate(Decider):
         return tuple(getattr(self.gate, "corpora", ()))
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return, for each request, the object's decision at the request's threshold, or an error if it is invalid.
+        """Return the object's decision for each request, at the request's threshold; an invalid one becomes an error.
 
         Raises:
             ConfigurationError: The object returned more or fewer decisions than there are requests.

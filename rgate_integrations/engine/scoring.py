@@ -90,7 +90,10 @@ def score_requests(
 
 
 def _retrieve_if_unread(score: Score, request: Request, item: Evidence) -> Score:
-    """Return the score, overridden to retrieve if a part that was cut off, or is encoded, may need passages."""
+    """Return the score, overridden to retrieve if an unread part of the request may need passages.
+
+    A part is unread if it was cut off, which also adds a warning, or is encoded, for example in Base64.
+    """
     if item.truncated:
         warning = f"Only {len(item.question):,} of {len(request.question):,} characters were read."
         score = replace(score, warnings=(warning, *score.warnings))
