@@ -96,7 +96,6 @@ def rename_folder(folder: Path, target: Path) -> None:
     """
     check_replaceable(target, os.listdir(folder))
     backup = _beside(target, "before")
-    # Two atomic renames: at any moment, either the old folder or the new one can be found.
     if target.exists():
         _remove(backup)  # left by a process that was killed before removing it
         target.rename(backup)
@@ -180,8 +179,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
     """Hold a lock on a file or folder, which need not exist yet, while the ``with`` block writes it.
 
     The lock is on a file next to the target, ``.NAME.lock``; on a file system without locks, there is none.
-    The system releases the lock however this process ends, so a lock file that a killed process left behind
-    has no effect.
+    The system releases the lock when the process ends, so a lock file that a killed process left has no effect.
 
     Args:
         target: The file or folder.
@@ -213,6 +211,8 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
             ) from error
         waiting()
         lock.acquire()
+    except WriteError:
+        raise
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise _write_error(Path(target), error) from error
