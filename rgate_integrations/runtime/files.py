@@ -48,7 +48,7 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
         content: The content; text is written as UTF-8.
 
     Raises:
-        ConfigurationError: The path is the current folder, a folder above it, or the root.
+        ConfigurationError: The path is ``.``, ends in ``..``, or is the root.
         WriteError: The file could not be written, for example because the disk is full; an earlier one is
             unchanged.
     """
@@ -96,7 +96,6 @@ def rename_folder(folder: Path, target: Path) -> None:
     """
     check_replaceable(target, os.listdir(folder))
     backup = _beside(target, "before")
-    # Two atomic renames: at any moment, either the old folder or the new one can be found.
     if target.exists():
         _remove(backup)  # left by a process that was killed before removing it
         target.rename(backup)
@@ -114,12 +113,12 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
 
     Args:
         target: The folder.
-        names: Names of the new files. The folder may be replaced if it is missing or empty, or contains one of
-            these files (``README.md`` does not count), its lock file, or an unfinished copy of it.
+        names: Names of the new files. The folder may be replaced if it is missing or empty, or if it already has
+            one of these files, or the lock file or unfinished copy of one. ``README.md`` does not count.
 
     Raises:
-        ConfigurationError: The folder may not be replaced, cannot be read, or is a file; or the target is the current
-            folder, one above it, or the root.
+        ConfigurationError: The folder may not be replaced, cannot be read, or is a file; or its path is ``.``, ends
+            in ``..``, or is the root.
     """
     _beside(target, "before")  # raises now if the folder could not be renamed after the work
     if os.path.isfile(target):
@@ -180,8 +179,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
     """Hold a lock on a file or folder, which need not exist yet, while the ``with`` block writes it.
 
     The lock is on a file next to the target, ``.NAME.lock``; on a file system without locks, there is none.
-    The system releases the lock however this process ends, so a lock file that a killed process left behind
-    has no effect.
+    The system releases the lock when the process ends, so a lock file that a killed process left has no effect.
 
     Args:
         target: The file or folder.
@@ -213,6 +211,8 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
             ) from error
         waiting()
         lock.acquire()
+    except WriteError:
+        raise
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise _write_error(Path(target), error) from error
@@ -284,10 +284,10 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
 class JsonlLog:
     """A JSONL file of objects that a run appends to and the next run continues.
 
-    If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. (If it is the
-    only line, the first appended line must begin with it, which shows that the file is this log.) A complete last
-    line is kept, even without its line feed. Opening and reading never change an existing file, because it may have
-    been named by mistake. Processes take turns to append, so that none cuts off another's unfinished line.
+    If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. If the file has
+    no other line, `append` removes it only if the new text begins with it: the file may be another one. A complete
+    last line is kept, even without its line feed. Opening and reading never change an existing file, because it may
+    have been named by mistake. Processes take turns to append, so that none cuts off another's unfinished line.
 
     Args:
         path: The file; it and its folder are created whenever they are missing. Only the owner may read a new
@@ -322,7 +322,7 @@ class JsonlLog:
 
         Raises:
             DataFormatError: The file is not such a log.
-            WriteError: The values could not be written, for example because the disk is full. The file is unchanged.
+            WriteError: The values could not be written, as on a full disk. All complete lines are kept.
         """
         lines = "".join(json_line(value) for value in values).encode()
         with self._open() as file:
@@ -448,7 +448,7 @@ def _temporary(target: Path) -> Iterator[Path]:
     """Yield a temporary path in the target's folder; after an error, what was written there is removed.
 
     Raises:
-        ConfigurationError: The target is the current folder, a folder above it, or the root.
+        ConfigurationError: The target's path is ``.``, ends in ``..``, or is the root.
         WriteError: The target could not be written.
     """
     temporary = _beside(target, uuid.uuid4().hex[:12])
@@ -466,7 +466,7 @@ def _beside(target: Path, mark: str) -> Path:
     """Return the hidden path ``.NAME-MARK`` next to the target, from where a rename to the target is atomic.
 
     Raises:
-        ConfigurationError: The target is the current folder, a folder above it, or the root.
+        ConfigurationError: The target's path is ``.``, ends in ``..``, or is the root.
     """
     if target.name in ("", ".."):  # the current folder, or the root
         raise ConfigurationError(

@@ -139,7 +139,7 @@ class Gather(Step):
 
 @dataclass
 class Start(Step):
-    """A step that starts another step in the background, and returns at once, with the `Task` of the other."""
+    """A step that starts another step in the background. Its result is the `Task` to wait for, or to drop."""
 
     step: Step
 

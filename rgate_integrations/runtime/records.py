@@ -59,7 +59,7 @@ class Record:
         """Return the string or number under a key, as a stripped string; empty if missing or null.
 
         Raises:
-            DataFormatError: The value is of another type.
+            DataFormatError: The value is neither a string nor a finite number.
         """
         return self._read(key, _OPTIONAL_TEXT, problem=f"{key} is not a string or number") or ""
 
@@ -67,7 +67,7 @@ class Record:
         """Return the string or number under a key, or a list of them, as stripped strings; empty if missing or null.
 
         Raises:
-            DataFormatError: The value is neither a string or number nor a list of them.
+            DataFormatError: A value is neither a string nor a finite number.
         """
         return self._read(key, _TEXTS, problem=f"{key} is neither a string nor a list of strings")
 
@@ -167,7 +167,10 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
 
 
 def read_choice_logprobs(choice: Any) -> TokenLogprobs:
-    """Return the tokens and log-probabilities of a choice (one answer) of OpenAI's chat API; see `read_logprobs`."""
+    """Return the tokens and log-probabilities of a choice (one answer) of OpenAI's chat API; see `read_logprobs`.
+
+    The choice is a mapping; an object of OpenAI's client gives empty tuples.
+    """
     for key in ("logprobs", "content"):
         if isinstance(choice, Mapping):
             choice = choice.get(key)

@@ -54,8 +54,8 @@ class Reply(NamedTuple):
     """An LLM's reply.
 
     Attributes:
-        thoughts: The text of its thoughts. None if it has none. Empty if the API hides their text, or if the reply
-            has nothing but empty tags for thoughts.
+        thoughts: The text of its thoughts. None if it has none: empty tags before an answer do not count. Empty if
+            the API hides their text, or if the whole reply is empty tags.
         answer: The rest of the reply; empty if the reply ends while the LLM is still thinking.
     """
 

@@ -30,7 +30,7 @@ _JSON_ESCAPE = re.compile(
 def normalise(text: str) -> str:
     """Return a text in lower case, without punctuation, English articles and extra white space, as SQuAD does.
 
-    Long dashes, and Arabic, Indian, Chinese and Japanese punctuation, count as white space.
+    Em dashes, and Arabic, Indian, Chinese and Japanese punctuation, count as white space.
 
     Examples:
         >>> normalise("The  Beatles, (band)")

@@ -25,10 +25,9 @@ _MAX_WORDS_BEFORE = 40  # with more words before the first turn, the text is a p
 def split_transcript(text: str) -> list[tuple[str, str]] | None:
     r"""Return the (role, text) turns of a conversation that ends with an unanswered user message, oldest first.
 
-    Any other text gives None. System turns are left out, and so are up to 40 words before the first turn; with more
-    words there, the result is None. A text that does not end with an empty assistant turn (``AI:``) must meet two
-    more conditions: there are no words before its first turn, because they may be a task about the transcript, and
-    the assistant has answered at least once.
+    Any other text gives None. System turns are left out. If the text ends with an empty assistant turn (``AI:``), up
+    to 40 words before the first turn are left out, too; more words give None. Otherwise, any words there give None,
+    because they may be a task about the transcript, and so does a text in which the assistant has not answered yet.
 
     >>> split_transcript("Human: Hi!\nAI: Hello!\nHuman: When is it due?\nAI:")
     [('user', 'Hi!'), ('assistant', 'Hello!'), ('user', 'When is it due?')]

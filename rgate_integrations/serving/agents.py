@@ -123,7 +123,7 @@ def serve_stdio(server: MCPServer) -> None:
 def make_mcp_app(server: MCPServer) -> ASGIApp:
     """Return the ASGI application that serves MCP at ``/mcp``.
 
-    Run it behind `rgate_integrations.serving.server.make_server`, which checks clients and passes complete bodies.
+    Run it behind `rgate_integrations.serving.server.make_server`, which checks clients and reads whole bodies.
     """
     # The library's own origin check would admit pages from other ports, and reject clients behind a proxy server.
     app = server.streamable_http_app(

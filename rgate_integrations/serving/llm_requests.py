@@ -141,8 +141,8 @@ class LLMRequest:
 
     Attributes:
         request: The request.
-        content: Its body.
-        body: The parsed body.
+        content: Its body, as the client sent it.
+        body: The body as a parsed JSON object.
         field: Name of the body's field with the question.
         part: Value of ``type`` in a message's text parts; empty on the completions route, which has no
             messages.
@@ -207,9 +207,9 @@ class LLMRequest:
 
     @property
     def condense_body(self) -> bytes | None:
-        """Body of a chat request to rewrite a follow-up as a search query.
+        """Body of a new chat request, which asks the LLM to rewrite the question as a search query.
 
-        None if there are no earlier turns, or this is not a chat request.
+        None if the client's request has no earlier turns, or is not a chat request.
         """
         if not self.turn.history or self.field != "messages":
             return None

@@ -153,9 +153,10 @@ class Guard:
     In this order, it rejects requests
 
     - to a host name that is not one of this machine, if no token is set: in DNS rebinding, a web page makes its own
-      host name resolve to this machine, and so has the same origin;
-    - from web pages of other origins, unless allowed: browsers send ``Sec-Fetch-Site`` with every request to this
-      machine or over TLS, and ``Origin`` with all but plain GET and HEAD; other clients send neither;
+      host name resolve to this machine, so that its requests come from the same origin;
+    - from web pages of other origins, unless allowed. Browsers reveal them: with ``Sec-Fetch-Site`` in every
+      request to this machine or over TLS, and with ``Origin`` in all but plain GET and HEAD requests. A request
+      with neither header passes, because other clients send neither;
     - without the token, except GET and HEAD requests to ``/health`` and ``/ready``;
     - whose body has more than 16 MiB, or arrives too slowly.
 

@@ -42,8 +42,8 @@ class Metrics:
     """The Prometheus metrics of a server.
 
     Attributes:
-        errors: Failures by type of error: of decisions and requests, and in the gateway also of searches, of
-            rewriting follow-ups, and of logging.
+        errors: Failures, by type of error. What may fail are decisions and requests; in the gateway also searches,
+            the rewriting of follow-ups, and the logging of decisions.
         requests: POST requests to the gateway, by outcome: ``retrieve``, ``direct``, ``shadow`` (only logged),
             ``undecided`` (no question to judge) or ``off`` (switched off by the client).
         undecided: Requests about which the gateway cannot decide, by reason.

@@ -206,7 +206,8 @@ def problem(
 def one_line(text: str) -> str:
     """Return a text for a header: one line of at most 300 characters, all printable ASCII.
 
-    Typographic quotes, dashes and ellipses become ASCII; any other non-ASCII or control character becomes ``?``.
+    White space, also line breaks, becomes single spaces. Typographic quotes, dashes and ellipses become ASCII; any
+    other non-ASCII or control character becomes ``?``.
     """
     # A line break would let a client forge the next header.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
