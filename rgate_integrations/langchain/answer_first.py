@@ -58,7 +58,7 @@ class DirectArm:
 
     @cached_property
     def answer_keys(self) -> Sequence[str]:
-        """Keys that may hold the answer in a chunk of the arm that is a dict, in order of preference."""
+        """Keys under which the answer may be if the arm's chunks are dicts, in order of preference."""
         try:
             schema: Any = self.arm.get_output_schema()
             known = [key for key in _ANSWER_KEYS if key in schema.model_fields]

@@ -123,8 +123,8 @@ class BufferingHandler(BaseCallbackHandler):
     def shut_down(self) -> None:
         """Stop the LLM at its next token. Drop the kept events, unless `flush` has already released the answer.
 
-        Otherwise, the traceback of an error among the events would keep the arm's generators, and with them the LLM's
-        stream, open until the next garbage collection.
+        They are dropped because the traceback of an error among them would keep the arm's generators, and with them
+        the LLM's stream, open until the next garbage collection.
         """
         self._is_shut_down = True
         if not self._is_released:

@@ -60,7 +60,7 @@ def bind_decision(
         config: The config.
         gate: The gate that decided.
         value: The input.
-        decision: The decision; None, if the gate has not decided yet, binds a decision to search.
+        decision: The decision. None means that the gate has not decided yet; then a decision to search is bound.
         key: `DECISION_KEY` binds the decision for this question. `AHEAD_KEY`, for a search before the final decision
             (see `search_config`), binds it for any question, since the arm may rephrase it.
     """

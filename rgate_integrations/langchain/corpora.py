@@ -143,7 +143,8 @@ def as_searched(
 
     Args:
         value: A runnable, anything that LangChain coerces to one, or a mapping from the names of corpora to these.
-            Without corpora, all of a mapping run: retrievers as a `CorpusRetriever`, arms as a `RunnableParallel`.
+            If the gate has no corpora, every entry of a mapping runs: retrievers in a `CorpusRetriever`, arms in a
+            `RunnableParallel`.
         kind: The class that combines the values of a mapping: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
         any_corpora: Whether the gate has no corpora yet, but will take those in ``value``, as with ``corpus=True``.

@@ -1,7 +1,7 @@
 """LangChain's decision models (``langchain_core.decisions``) as gates.
 
-Works with both versions of the API: `Noul` and ``state`` in langchain-core 1.8; `Predicate` and ``input`` on its main
-branch.
+Works with both versions of the API. In langchain-core 1.8, a yes-or-no question is a `Noul` and the text to judge is
+under ``state``; on its main branch, they are a `Predicate` and ``input``.
 """
 
 from __future__ import annotations

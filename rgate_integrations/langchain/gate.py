@@ -174,9 +174,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def unadjusted(self) -> Decider:
-        """The wrapped gate before it was adjusted to the LLM in ``llm=`` or in an arm.
+        """The wrapped gate without the adjustment to a detected LLM: the one in ``llm=`` or in an arm.
 
-        It is adjusted to ``llm_name=``, if that was given. A copy made by `for_arm` has the same unadjusted gate.
+        An adjustment to ``llm_name=`` is kept. A copy made by `for_arm` has the same unadjusted gate.
         """
         return self._unadjusted
 
@@ -249,9 +249,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Read an input; `GateCall.result` is set already if the input or its threshold is invalid.
+        """Return the call for an input.
 
-        It is also set if the decision in the config is about this question, and is reused.
+        Its `GateCall.result` is set already if the input or its threshold is invalid, or if it reuses the decision
+        that the config has for this question.
 
         Args:
             single: The input and its run.
@@ -432,8 +433,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
-        ConfigurationError: Raised by a call: its ``k`` is below 1, the guarded runnable does not return documents, or
-            the gate does not return a `Decision`.
+        ConfigurationError: Raised by a call: its ``k`` or threshold is invalid, the guarded runnable does not return
+            documents, or the gate does not return a `Decision`.
         InvalidQuestionError: Raised by a call: an input has no question, or an empty one.
     """
 

@@ -65,7 +65,8 @@ def gate_node(
     Raises:
         RGateError: The gate is invalid; see `RetrievalGate`.
         InvalidQuestionError: Raised by the node: the state has no question.
-        ConfigurationError: Raised by the node: the gate does not return a `Decision`.
+        ConfigurationError: Raised by the node: the threshold in the config is invalid, or the gate does not return a
+            `Decision`.
 
     Examples:
         >>> node = gate_node("constant:never")

@@ -31,7 +31,8 @@ class IndexRetriever(BaseRetriever):
 
     Raises:
         pydantic.ValidationError: ``index`` has no method ``search``, or ``k`` is below 1.
-        ConfigurationError: Raised by a call of an index of this package: the call's ``k`` is below 1.
+        ConfigurationError: Raised by a call: its ``k`` is below 1. Your own index may accept that.
+        RGateError: Raised by a call: the model that embeds the query cannot be loaded.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -80,7 +81,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         RGateError: The gate is invalid; see `RetrievalGate`.
         pydantic.ValidationError: ``max_queries`` is below 1.
         InvalidQuestionError: Raised by a call: the input has no question.
-        ConfigurationError: Raised by a call: the gate does not return a `Decision`.
+        ConfigurationError: Raised by a call: its threshold is invalid, or the gate does not return a `Decision`.
 
     Examples:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")

@@ -234,7 +234,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         return remaining
 
     def _route(self, runs: list[Run], *, in_batch: bool = False) -> Flow[Sequence[RouterInput]]:
-        """Decide about a batch; each input's result is what remains to run, or its exception."""
+        """Decide about a batch, and return its inputs; `RouterInput.result` is what remains to run, or an error."""
         # Kept, because it remembers what its LLM refuses. A copy of the router may have other arms.
         if self._direct_arm.arm is not self.direct:
             self._direct_arm = DirectArm(self.direct)

@@ -84,6 +84,7 @@ class FaissVectorStore(VectorStore):
                 Nothing was embedded or stored.
             ConfigurationError: The numbers of ids, metadatas and texts differ, the embeddings failed, or the
                 vectors are invalid or have another dimension. Nothing was stored.
+            RGateError: The model of `RGateEmbeddings` cannot be loaded. Nothing was stored.
         """
         return self._upsert(list(texts), metadatas, ids)
 
@@ -235,11 +236,13 @@ class FaissVectorStore(VectorStore):
     # --- saving --------------------------------------------------------------------------------------------
 
     def save_local(self, folder_path: str | Path) -> Path:
-        """Save into a folder, and return its path; an earlier store there is loadable until the new one is complete.
+        """Save into a folder, and return its path. An earlier store can be loaded until the new one is complete.
 
         Raises:
             ConfigurationError: ``folder_path`` is a file, or has files but no store.
             WriteError: The file cannot be written; an earlier store is unchanged.
+            Exception: The embeddings raised it: a fixed text is embedded, to recognise them when the store is loaded.
+                An earlier store is unchanged.
         """
         return self.index.save(folder_path)
 
@@ -252,6 +255,7 @@ class FaissVectorStore(VectorStore):
             IndexCorruptError: Its file cannot be read, is truncated, was changed, or contains something else.
             IndexMismatchError: The store was made with other embeddings, or has another format.
             ConfigurationError: ``embeddings`` is not LangChain embeddings.
+            Exception: The embeddings raised it: a fixed text is embedded, to check that they are the same.
         """
         embedder = as_embedder(embeddings)
         try:

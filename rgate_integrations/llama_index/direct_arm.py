@@ -20,7 +20,7 @@ _MARK = "\0"  # stands for each variable of a prompt, to see which messages cont
 
 
 def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
-    """Return the response synthesizer of an engine, or else of the first engine inside that has one; or None."""
+    """Return the response synthesizer of an engine, or of the first engine nested in it that has one; else None."""
     engines = [engine] if isinstance(engine, BaseQueryEngine) else []
     for part in engines:  # grows
         synthesizer = vars(part).get("_response_synthesizer")

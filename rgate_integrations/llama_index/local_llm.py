@@ -74,7 +74,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """Name, context size and maximum answer length; loads the model."""
+        """Name, context size, and maximum answer length (at most half the context size); loads the model."""
         context = self._proxy().runner.context_size
         return LLMMetadata(
             context_window=context,
