@@ -235,6 +235,7 @@ def test_an_index_in_place_of_a_retriever_or_an_engine_is_refused(gate, make, ki
         lambda gate: GatedQueryEngine(Rag(), Rag(), gate, llm="gpt-4o"),
         lambda gate: GatedRetriever(Shelf(), gate, llm="gpt-4o"),
         lambda gate: RetrievalGateSelector(gate, llm="gpt-4o"),
+        lambda gate: GatedRetriever(Shelf(), gate, llm=""),
         lambda gate: ClaimFusionRetriever([Shelf()], gate, draft_llm="gpt-4o"),
     ],
 )

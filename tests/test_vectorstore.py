@@ -62,9 +62,14 @@ def test_ids_may_be_whole_numbers_or_uuids_and_none_is_a_new_one(store):
     assert ids(store.get_by_ids([name, None, 1.5, "\ud800", object()])) == [str(name)]
     assert store.delete([0, name, "not there"]) is True
     assert store.get_by_ids([0, name]) == []
-    for method in (store.get_by_ids, store.delete):
-        with pytest.raises(ConfigurationError, match="Ids must be a list"):
-            method("aaa")
+
+
+def test_a_single_string_is_neither_a_list_of_texts_nor_of_ids(store):
+    """Regression: `add_texts` stored each letter."""
+    for method in (store.get_by_ids, store.delete, store.add_texts, lambda x: store.add_texts(["a"], ids=x)):
+        with pytest.raises(ConfigurationError, match="must be in a list, but got the string 'a"):
+            method("a")
+    assert len(store.index) == 6
 
 
 def test_texts_replace_those_of_their_id_and_the_last_of_equal_ids_counts(store):

@@ -70,7 +70,7 @@ def get_llm_name(llm: LLM | None) -> str:
     Raises:
         ConfigurationError: ``llm`` is not an LLM, but for example its name.
     """
-    check_part(llm or LLM, "complete")
+    check_part(LLM if llm is None else llm, "complete")
     name = "" if llm is None else llm.metadata.model_name
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
