@@ -120,7 +120,7 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
     [
         (lambda: CorpusChain(parts={}), "nothing to search"),
         (lambda: route_edge(retrieve={}, direct="answer"), "nothing to search"),
-        (lambda: RetrievalGate(Sure(), corpus={}), "accepts no corpus"),
+        (lambda: RetrievalGate(Sure(), corpus={}), "does not accept corpus="),
         (lambda: RetrievalGate(top=2), "top= needs a corpus"),
         (lambda: RetrievalGate(corpus=False, top=2), "top= needs a corpus"),
         (

@@ -219,8 +219,8 @@ def resolve_gate(
             decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **parameters))
     elif corpus is not None:
         raise ConfigurationError(
-            f"The gate {decider.name!r} accepts no corpus.",
-            hint="Omit corpus=; let the decide_batch of your gate choose among corpora.",
+            f"The gate {decider.name!r} does not accept corpus=.",
+            hint="Omit corpus=. To choose among corpora, declare them as `corpora` on your gate.",
         )
     elif llm_name:
         raise ConfigurationError(

@@ -84,7 +84,7 @@ def require_states(proxy: Proxy) -> HasStates:
     if not isinstance(proxy, HasStates):
         raise EvidenceError(
             f"This gate needs hidden states, which the model {proxy.name!r} does not provide.",
-            hint="Omit proxy=, then the gate reads its own model; or use a gate that needs only text, such as 'ik'.",
+            hint="Omit proxy=, so that the gate reads its own model, or use a gate without states, such as 'ik'.",
         )
     return proxy
 

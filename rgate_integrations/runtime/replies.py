@@ -157,7 +157,7 @@ def is_truncated(reason: object) -> bool:
 
 
 def describe_non_answer(text: str) -> str:
-    """Return ``"nothing"``, ``"a tool call"`` or ``"a refusal"`` for a text that is no answer; empty for an answer.
+    """Return ``"nothing"``, ``"a tool call"`` or ``"a refusal"`` for texts that are not answers; empty for an answer.
 
     Only English refusals are recognised.
 

@@ -79,7 +79,7 @@ class LimitedSearch:
         return hits
 
     async def _run(self, queries: list[str]) -> list[list[Hit]]:
-        """Search in a new thread, of which at most 32 exist at a time; one that timed out counts until it ends."""
+        """Search in a new thread, once fewer than 32 exist; a search that timed out counts until it ends."""
         await self._free.acquire()
         try:
             job = Start(Call(self._search, None, queries)).run().job

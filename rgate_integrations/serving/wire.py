@@ -105,7 +105,8 @@ class SystemOneQuestion(BaseModel):
 class SystemOneRequest(BaseModel):
     """What the user asked (the state), and typed questions about it.
 
-    ``model`` names the LLM whose knowledge is judged; ``rgate`` names none.
+    ``model`` names the LLM whose knowledge is judged. Its default, ``"rgate"``, means the LLM that the server was
+    started for (``--llm-name``).
     """
 
     state: str | dict[str, Any] | list[Any]

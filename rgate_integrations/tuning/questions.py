@@ -340,9 +340,10 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
     rarer = min(right, wrong)
     if folds and not 2 <= folds <= rarer:
         raise DataFormatError(
-            f"{folds} folds do not fit {right} known and {wrong} unknown questions: there must be at least 2 folds, "
-            "and each needs a question of both labels.",
-            hint=f"Use 2 to {rarer} folds (--folds), or add questions." if rarer > 1 else "Add questions.",
+            f"{right} known and {wrong} unknown questions cannot be split into {folds} folds: there must be at least "
+            "2 folds, and each needs a known and an unknown question.",
+            hint=(f"Use 2 to {rarer} folds (--folds), or add " if rarer > 1 else "Add ")
+            + f"questions labelled {'known' if right < wrong else 'unknown'}.",
         )
     return known
 
