@@ -75,7 +75,8 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     if key and secret:
         raise ConfigurationError(
             "Both an API key and a login in the URL were given, but a request can send only one.",
-            hint="Remove the login from the URL, or the key (an argument, or RGATE_API_KEY or RGATE_TOKEN).",
+            hint="Remove the login from the URL, or the key: the argument, or the environment variable "
+            "(RGATE_API_KEY, RGATE_JUDGE_API_KEY or RGATE_TOKEN).",
         )
     if key:
         return bare, Credentials({"Authorization": f"Bearer {key}"}, (key,))

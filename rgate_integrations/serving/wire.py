@@ -124,7 +124,7 @@ class SystemOneRequest(BaseModel):
                 raise ConfigurationError(
                     f"A retrieval gate cannot answer the question {name[:40]!r} of type {question.type[:20]!r}.",
                     hint='Ask {"known": {"type": "noul"}} for P(the LLM knows), or {"route": {"type": "choice", '
-                    '"criteria": {"retrieve": null, "direct": null}}} for the choice.',
+                    '"criteria": {"retrieve": null, "direct": null}}} for the decision.',
                 )
         turn = parse_question(self.state)
         if turn is None:
