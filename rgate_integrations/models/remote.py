@@ -213,8 +213,8 @@ class RemoteModel(LanguageModel):
         if len(rests) > 1 and not listed:
             likeliest = max(logprobs, key=logprobs.__getitem__)
             raise EvidenceError(
-                f"{self.name} would start its answer with {likeliest[:40]!r}: none of {', '.join(map(repr, rests))} "
-                f"is among its top {len(logprobs)} tokens.",
+                f"{self.name} would start its answer with {likeliest[:40]!r}: its {len(logprobs)} likeliest first "
+                f"tokens include none of {', '.join(map(repr, rests))}.",
                 hint="Turn off the model's thinking, or use an instruct model, which answers at once.",
             )
         return TargetScores(tuple(listed.get(rest, bound) for rest in rests), prompt_tokens)
