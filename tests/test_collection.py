@@ -209,6 +209,6 @@ def test_answers_that_were_made_otherwise_are_not_mixed(tmp_path, change, named)
 def test_a_file_of_something_else_is_left_alone(tmp_path, name, content):
     """The file is looked at before it is cut: a torn last line is ours only where the lines before it are."""
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataFormatError, match=r"something else|something other|is missing"):
+    with pytest.raises(DataFormatError, match=r"is not one that this run|something other|is missing"):
         collect(ASKED, Model(), tmp_path / "out.jsonl")
     assert (tmp_path / name).read_text() == content

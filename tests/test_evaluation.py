@@ -311,7 +311,7 @@ def with_a_corpus():
             EvidenceError,
             "every question",
         ),
-        (lambda: load_gate("constant:always"), 30, DataFormatError, r"30 questions are too few.*at least 20"),
+        (lambda: load_gate("constant:always"), 30, DataFormatError, r"30 questions are too few.*at least 39"),
     ],
     ids=["corpus", "fails", "too few"],
 )

@@ -164,7 +164,7 @@ def test_opening_and_reading_a_file_that_is_no_log_changes_nothing(tmp_path, con
     with contextlib.suppress(DataFormatError):
         JsonlLog(path).values()
     assert path.read_bytes() == content
-    with pytest.raises(DataFormatError, match="something else"):
+    with pytest.raises(DataFormatError, match="cannot be continued"):
         JsonlLog(path, keys=["p_known"]).append([{"p_known": 1}])
     assert path.read_bytes() == content
 
@@ -200,7 +200,7 @@ def test_a_log_that_is_edited_between_two_appends_loses_nothing(tmp_path):
     log.append([{"n": 3}])
     assert [row["n"] for row in log.values()] == [1, 2, 3]
     path.write_bytes(b"mine\nand only mine")
-    with pytest.raises(DataFormatError, match="something else"):
+    with pytest.raises(DataFormatError, match="cannot be continued"):
         log.append([{"n": 4}])
     assert path.read_bytes() == b"mine\nand only mine"
 
@@ -210,7 +210,7 @@ def test_a_log_that_is_edited_between_two_appends_loses_nothing(tmp_path):
 )
 def test_what_is_somebody_elses_is_not_cut(tmp_path, content):
     path = write_atomically(tmp_path / "log.jsonl", content)
-    with pytest.raises(DataFormatError, match="something else"):
+    with pytest.raises(DataFormatError, match="cannot be continued"):
         JsonlLog(path, keys=["n"]).append([{"m": 3}])
     assert path.read_bytes() == content
 

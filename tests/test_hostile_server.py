@@ -345,7 +345,7 @@ REFUSALS = [
     (
         answer(tops={"<think>": -0.1, "Well": -3.0}),
         EvidenceError,
-        "would start its answer with '<think>': none of 'Yes', 'No' is among its top 2",
+        "would start its answer with '<think>': its 2 likeliest first tokens include none of 'Yes', 'No'",
     ),
     ((400, f"no logprobs {KEY}"), EvidenceError, r"refused the request \(400\): no logprobs \*\*\*"),
     ((400, "x" * 290 + KEY), EvidenceError, r"refused the request \(400\): xxx"),

@@ -193,7 +193,7 @@ def test_the_token_is_sent_and_never_shown(words, monkeypatch):
 def test_a_url_that_no_server_can_have_is_refused_where_it_is_given():
     """Regression: a port of more than 16 bits was an `ExceptionGroup` of every decision."""
     for url in ("http://127.0.0.1:65536", "http://127.0.0.1:8377/?a=b"):
-        with pytest.raises(ConfigurationError, match=r"URL is invalid.*a port up to 65535"):
+        with pytest.raises(ConfigurationError, match=r"URL is invalid.*port may be at most 65535"):
             load_gate(url)
         with pytest.raises(ConfigurationError, match="URL is invalid"):
             load_gate("remote", url=url)

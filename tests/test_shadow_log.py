@@ -65,6 +65,6 @@ def test_a_decision_that_never_comes_does_not_keep_the_server(tmp_path, monkeypa
 def test_a_file_that_is_no_shadow_log_is_refused_when_the_server_starts(tmp_path, content):
     path = tmp_path / "mine"
     path.write_text(content)
-    with pytest.raises(DataFormatError, match="something else"):
+    with pytest.raises(DataFormatError, match="cannot be continued"):
         Gateway(DecisionService(Words()), Upstream("http://x"), shadow=path)
     assert path.read_text() == content

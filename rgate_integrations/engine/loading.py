@@ -219,8 +219,8 @@ def resolve_gate(
             decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **parameters))
     elif corpus is not None:
         raise ConfigurationError(
-            f"The gate {decider.name!r} does not accept corpus=.",
-            hint="Omit corpus=. To choose among corpora, declare them as `corpora` on your gate.",
+            f"The gate {decider.name!r} does not accept corpus=: only gates from load_gate do.",
+            hint="Omit corpus=, or use such a gate. A gate of your own may set corpora in its decisions.",
         )
     elif llm_name:
         raise ConfigurationError(
@@ -251,7 +251,7 @@ def answer_first_gates(
     judge = gate.answer_gate()
     if judge is None:
         raise ConfigurationError(
-            f"The gate {gate.name!r} only reads the question, so it cannot judge a partial answer.",
+            f"answer_first= does not work with the gate {gate.name!r}, which cannot judge a partial answer.",
             hint="Use the default gate, and pass this one as AnswerFirst(question_gate=...). If it is an object of "
             "yours that can judge answers, set its attribute reads_drafts = True.",
         )

@@ -235,7 +235,7 @@ def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
     """
     # The first eight bytes are the length of the list of tensors. A gate has few, and parsing a million takes 20 s.
     if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
-        raise ValueError("its weights are not a safetensors file, or one with too many tensors")
+        raise ValueError(f"the header of its weights is longer than {_MAX_HEADER:,} bytes")
     try:
         arrays = load(weights)
     except (SafetensorError, AttributeError) as error:  # AttributeError: a type that NumPy lacks

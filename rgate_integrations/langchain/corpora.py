@@ -184,8 +184,8 @@ def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
     for name, part in parts.items():
         indexes = list(_indexes_in(part))
         if len(indexes) != 1:
-            found = f"{len(indexes) or 'no'} indexes of this package"
-            raise missing_passages(f"{type(part).__name__}, which has {found}")
+            found = "searches several indexes" if indexes else "has no PassageIndex, BM25Index or HybridIndex"
+            raise missing_passages(f"{type(part).__name__}, which {found}")
         profiles[name] = profile_index(indexes[0], name)
     return profiles
 

@@ -59,8 +59,8 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
         raise ConfigurationError(
             "The server's URL is invalid.",
             hint="Use one such as http://localhost:8000, or http://localhost:8000/v1 for an LLM's server. It may not "
-            f"contain ? or #, and needs a port up to {_MAX_PORT}. In its user and password, write / as %2F and @ as "
-            "%40.",
+            f"contain ? or #, and its port may be at most {_MAX_PORT}. In its user and password, write / as %2F "
+            "and @ as %40.",
         )
     # The login is sent as a header, because URLs are logged.
     bare = str(parts.copy_with(username="", password="")).rstrip("/")
@@ -75,7 +75,8 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     if key and secret:
         raise ConfigurationError(
             "Both an API key and a login in the URL were given, but a request can send only one.",
-            hint="Remove the login from the URL, or the key (an argument, or RGATE_API_KEY or RGATE_TOKEN).",
+            hint="Remove the login from the URL, or the key: the argument, or the environment variable "
+            "(RGATE_API_KEY, RGATE_JUDGE_API_KEY or RGATE_TOKEN).",
         )
     if key:
         return bare, Credentials({"Authorization": f"Bearer {key}"}, (key,))

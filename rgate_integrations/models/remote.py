@@ -213,8 +213,8 @@ class RemoteModel(LanguageModel):
         if len(rests) > 1 and not listed:
             likeliest = max(logprobs, key=logprobs.__getitem__)
             raise EvidenceError(
-                f"{self.name} would start its answer with {likeliest[:40]!r}: none of {', '.join(map(repr, rests))} "
-                f"is among its top {len(logprobs)} tokens.",
+                f"{self.name} would start its answer with {likeliest[:40]!r}: its {len(logprobs)} likeliest first "
+                f"tokens include none of {', '.join(map(repr, rests))}.",
                 hint="Turn off the model's thinking, or use an instruct model, which answers at once.",
             )
         return TargetScores(tuple(listed.get(rest, bound) for rest in rests), prompt_tokens)
@@ -401,10 +401,12 @@ class RemoteModel(LanguageModel):
             return completion
         message = f"({answer.status}): {self._credentials.redact(answer.text)[:_QUOTED]}"
         if answer.status in (401, 403, 404):
-            raise ServerError(
-                f"The server at {self.url} refused the key, the path or the model {message}",
-                hint="Check the key (api_key=, RGATE_API_KEY), the URL (…/v1) and the name (model=, --model).",
-            )
+            problem = "refused the key"
+            hint = "Check the key (api_key=, RGATE_API_KEY, for a judge RGATE_JUDGE_API_KEY) and what it may use."
+            if answer.status == 404:
+                problem = "does not know the path or the model"
+                hint = "Check the URL (…/v1) and the name of the model (model=, --model)."
+            raise ServerError(f"The server at {self.url} {problem} {message}", hint=hint)
         raise EvidenceError(
             f"The server at {self.url} refused the request {message}",
             hint="Fix what the message names, or check the server's log.",

@@ -387,8 +387,8 @@ class JsonlLog:
             is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
         if not is_ours:
             raise DataFormatError(
-                f"{str(self.path)!r} contains something else: its last line is not one that this run would write.",
-                hint="Choose another file.",
+                f"{str(self.path)!r} cannot be continued: its last line is not one that this run would write.",
+                hint="Choose another output path (--out, or --shadow of rgate serve).",
             )
         return len(last) if is_torn else 0
 

@@ -113,7 +113,8 @@ class LimitedSearch:
             texts = [getattr(passage, name, None) for name in ("text", "title")]
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError(
-                    f"The retriever returned a {type(hit).__name__} without a passage whose text and title are text."
+                    f"A result of the retriever, of type {type(hit).__name__}, has no passage, or the passage's text "
+                    "or title is not a string."
                 )
             hash(hit.passage.id)  # the key of fusion, such as a UUID
         return hits

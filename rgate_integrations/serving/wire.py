@@ -124,8 +124,8 @@ class SystemOneRequest(BaseModel):
             if not question.is_route and (name, question.type) != ("known", "noul"):
                 raise ConfigurationError(
                     f"A retrieval gate cannot answer the question {name[:40]!r} of type {question.type[:20]!r}.",
-                    hint='Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between "retrieve" and '
-                    '"direct".',
+                    hint='Ask {"known": {"type": "noul"}} for P(the LLM knows), or {"route": {"type": "choice", '
+                    '"criteria": {"retrieve": null, "direct": null}}} for the decision.',
                 )
         turn = parse_question(self.state)
         if turn is None:

@@ -352,9 +352,9 @@ def _split(n: int, seed: int) -> list[PositionArray]:
     fit, choose = np.split(np.random.default_rng(seed).permutation(n), [n // 2])
     if len(choose) < LEAST:
         raise DataFormatError(
-            f"{n} questions are too few: one half calibrates P(known), and the other half, with which the threshold "
-            f"is chosen, needs at least {LEAST} questions.",
-            hint="Add questions: a useful guarantee needs hundreds.",
+            f"{n} questions are too few to calibrate a gate: at least {2 * LEAST - 1} are needed.",
+            hint="Add questions. One half calibrates P(known), the other half chooses the threshold, and a useful "
+            "guarantee needs hundreds.",
         )
     return [fit, choose]
 

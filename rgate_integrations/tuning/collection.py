@@ -27,7 +27,7 @@ from rgate_integrations.errors import (
 from rgate_integrations.models.download import cache_dir
 from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.runtime.files import JsonlLog, expand, json_line, locked
-from rgate_integrations.runtime.records import Record
+from rgate_integrations.runtime.records import Record, first_problem
 from rgate_integrations.tuning.arms import SAMPLE, Arm, ModelArm
 from rgate_integrations.tuning.questions import Question
 
@@ -336,7 +336,7 @@ class Answers:
         try:
             draft = Draft.model_validate(record.fields.get("draft"))
         except ValueError as error:
-            raise record.error("the answer is invalid") from error
+            raise record.error(f"draft is not a valid answer ({first_problem(error)})") from error
         self._answers[arm, question.key] = (draft, record.optional_number("seconds") or 0.0)
 
 

@@ -172,8 +172,8 @@ def fine_tune(
     """
     if not pairs:
         raise ConfigurationError(
-            "There is nothing to train on: no line has a usable claim.",
-            hint='Each line needs "question" and "claims": [{"claim": "…"}], with at least one claim that has text.',
+            "There is nothing to train on: no line has claims to learn from.",
+            hint='A line needs "question" and "claims": [{"claim": "some text without tags such as <Query>"}].',
         )
     check_replaceable(out := expand(out), (ADAPTER,))
     proxy = TransformersProxy(model)

@@ -186,7 +186,12 @@ class LabelledQuestions:
         for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
             label = record.fields.get("known", record.fields.get("closed_book_correct"))
             if label not in (True, False):
-                raise record.error(f"known or closed_book_correct must be true or false, not {label!r:.60}")
+                key = "known" if "known" in record.fields else "closed_book_correct"
+                raise record.error(
+                    f"{key} must be true or false, not {label!r:.60}"
+                    if key in record.fields
+                    else "known is missing"
+                )
             questions.append(record.text("question"))
             self.known.append(bool(label))
         if not questions:
