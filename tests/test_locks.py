@@ -113,10 +113,10 @@ def test_what_is_no_lock_file_is_neither_followed_nor_changed(tmp_path):
     assert precious.read_text() == "years of work"
     precious.replace(lock)
     with (
-        pytest.raises(WriteError, match="another file has its lock's name") as caught,
+        pytest.raises(WriteError, match="the name of its lock file") as caught,
         locked(tmp_path / "out"),
     ):
         pytest.fail("it is somebody's file")
     assert str(caught.value).count("could not be written") == 1
-    assert "Move or rename that file" in caught.value.hint
+    assert "Move or rename the file" in caught.value.hint
     assert lock.read_text() == "years of work"

@@ -199,8 +199,8 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         with suppress(FileNotFoundError):  # the usual case: nothing has the lock
             if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
                 raise WriteError(
-                    f"{str(target)!r} could not be written: another file has its lock's name, {path.name!r}.",
-                    hint="Move or rename that file, or choose another path.",
+                    f"{str(target)!r} could not be written: the name of its lock file, {path.name!r}, is taken.",
+                    hint="Move or rename the file that has this name, or choose another path.",
                 )
         lock.acquire(blocking=False)
     except Timeout as error:

@@ -340,9 +340,11 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
     rarer = min(right, wrong)
     if folds and not 2 <= folds <= rarer:
         raise DataFormatError(
-            f"{folds} folds do not fit {right} known and {wrong} unknown questions: there must be at least 2 folds, "
-            "and each needs a question of both labels.",
-            hint=f"Use 2 to {rarer} folds (--folds), or add questions." if rarer > 1 else "Add questions.",
+            f"The number of folds cannot be {folds}: there must be at least 2, and each needs a question labelled "
+            f"known and one labelled unknown. There are {right} known and {wrong} unknown questions.",
+            hint=f"Use 2 to {rarer} folds (--folds), or add questions."
+            if rarer > 1
+            else f"Add questions labelled {'known' if right == rarer else 'unknown'}.",
         )
     return known
 
