@@ -272,7 +272,7 @@ def test_what_is_refused_is_not_sent_again(openai):
     assert str(model.habits) == "thinks before it answers and does not accept logprobs, temperature"
     (samples,) = model.sample(ANSWER, VALUES, n=2, tokens=2, temperature=1.0, seed=0)
     assert [draft.text for draft in samples] == ["Nobody knows"] * 2
-    with pytest.raises(EvidenceError, match="cannot score text"):
+    with pytest.raises(EvidenceError, match="cannot give the probability"):
         model.score(ANSWER, VALUES, ("Yes", "No"))
 
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from rgate_integrations import Cost, Decision, Draft, Override, Request, load_gate
 from rgate_integrations.engine.loading import answer_first_gates
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, ServerError
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, ServerError, UnknownNameError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
 from tests.commands import rgate
@@ -207,6 +207,12 @@ def test_a_token_that_no_header_can_have_is_refused_where_it_is_given(monkeypatc
     monkeypatch.setenv("RGATE_TOKEN", "s3cret")
     with pytest.raises(ConfigurationError, match="Both an API key and a login"):
         load_gate("http://ann:p4ss@127.0.0.1:8377")
+
+
+def test_a_misspelt_gate_with_a_number_is_no_address():
+    """Regression: the error said that the server's URL is invalid."""
+    with pytest.raises(UnknownNameError, match=r"'popularty'.*Did you mean popularity"):
+        load_gate("popularty:500")
 
 
 @pytest.mark.parametrize("address", ["localhost:8377", "127.0.0.1:8377/rgate", "ftp://localhost"])

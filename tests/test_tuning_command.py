@@ -95,7 +95,7 @@ PASSAGES = ["--index", "passages"]
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([*PASSAGES, "--yes"], "--model is required"),
+        ([*PASSAGES, "--yes"], "without the name of a model"),
         ([*PASSAGES, "--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "cannot be combined"),
         # It compared answers without retrieval with answers read from the demo's encyclopedia.
         (["--model", "m", "--yes"], "--index"),

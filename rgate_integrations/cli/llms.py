@@ -90,8 +90,9 @@ def open_llm(
     if llm.startswith(("http://", "https://")):
         if model is None:
             raise ConfigurationError(
-                "--model is required with a server URL.",
-                hint="Add --model with the name that the server gives its LLM. For a judge, write --judge NAME@URL.",
+                "A server's URL was given without the name of a model.",
+                hint="For --llm URL, add --model with the name that the server gives the LLM. For a judge, write "
+                "--judge NAME@URL.",
             )
         from rgate_integrations.models.remote import RemoteModel
 

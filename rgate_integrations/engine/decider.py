@@ -116,7 +116,7 @@ class Decider(ABC):
         if Rules.coerce(**rules) != Rules():
             raise ConfigurationError(
                 f"The gate {self.name!r} accepts no rules (always=, never=).",
-                hint="Omit them, or apply them in the decide_batch of a gate of your own.",
+                hint="Omit always= and never=, or write a gate whose decide_batch applies your rules.",
             )
         return self
 

@@ -220,8 +220,9 @@ def read_prior(name: str | Path) -> SavedGate:
     prior = read_gate(name)
     if prior.method not in ("heads", "probe"):
         raise ModelLoadError(
-            f"A tuned gate cannot start from {str(name)!r}: its method is {prior.method[:40]!r}.",
-            hint="Start from the default gate (--init-from default), or from one with the method 'heads' or 'probe'.",
+            f"A tuned gate cannot start from {str(name)!r}: its method in {CONFIG} is {prior.method[:40]!r}, "
+            "not 'heads' or 'probe'.",
+            hint="Start from the default gate (--init-from default), or from one made by `rgate train --gate probe`.",
         )
     return prior
 

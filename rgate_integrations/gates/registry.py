@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pkgutil
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,11 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     """
     kind, _, argument = name.partition(":")
     # A host with a port is taken for a URL, too: the error about it shows that the scheme is missing.
+    # A misspelt gate with a number, such as popularty:5, is not.
     if argument.startswith("//") or (
-        kind not in _GATES and argument.partition("/")[0].isdigit() and not os.path.isdir(find_folder(name))
+        argument.partition("/")[0].isdigit()
+        and not get_close_matches(kind, _GATES, cutoff=0.8)
+        and not os.path.isdir(find_folder(name))
     ):
         kind, argument = "remote", name
     # Gates' names take precedence over a folder named, say, "tuned"; `gate_argument` puts "./" before such a folder.

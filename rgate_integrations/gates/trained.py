@@ -123,8 +123,9 @@ def check_prompts(gate: Gate, saved: SavedGate, name: str) -> None:
     for prompt, trained_hash in saved.prompts.items():
         if current.get(prompt) != trained_hash:
             raise ModelLoadError(
-                f"The gate {name!r} was trained with another version of the prompt {prompt!r}.",
-                hint="Train or calibrate it again, because its scores are meaningless with this prompt.",
+                f"The gate {name!r} was made with another version of the prompt {prompt!r} than this package has, so "
+                "its scores would be meaningless.",
+                hint="Train or calibrate it again, or install the version of rgate-integrations that made it.",
             )
 
 

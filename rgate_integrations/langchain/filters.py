@@ -99,8 +99,8 @@ def _compile_part(name: Any, operand: Any, has_key: bool) -> _Condition:
     if name in _COMPARISONS:
         if not has_key:
             raise ConfigurationError(
-                f'The filter condition {{"{name}": {operand!r}}} needs a key of the metadata.',
-                hint=f'Put it under a key, as in {{"year": {{"{name}": …}}}}.',
+                f'The filter condition {{"{name}": {operand!r}}} does not say which key of the metadata it tests.',
+                hint=f'Put it under that key, as in {{"year": {{"{name}": …}}}}.',
             )
         return lambda value: _compare(_COMPARISONS[name], value, operand)
     if str(name).startswith("$"):

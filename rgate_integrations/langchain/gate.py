@@ -139,8 +139,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             gate = DEFAULT_GATE if llm is None else DEFAULT_GATES["llm"]
         if isinstance(llm, str):
             raise ConfigurationError(
-                f"llm={llm!r} is a text, not a chat model.",
-                hint="Pass the chat model itself. Or pass its name as llm_name=, without drafts.",
+                f"llm={llm!r} is a string, not a chat model.",
+                hint="Pass the chat model itself or, for a gate that needs no drafts, its name as llm_name=.",
             )
         if is_decision_model(gate):
             from rgate_integrations.langchain.decisions import DecisionModelGate

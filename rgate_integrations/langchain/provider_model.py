@@ -118,7 +118,7 @@ class ProviderModel(LanguageModel):
     ) -> list[TargetScores]:
         """Raise an `EvidenceError`: chat models cannot score text."""
         raise EvidenceError(
-            f"{self.name}: LangChain's chat models cannot score text.",
+            f"{self.name}: LangChain's chat models cannot give the probability of a text.",
             hint="Use a model that can, such as RemoteModel(URL, MODEL) for a model server.",
         )
 

@@ -131,9 +131,9 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
         return arm.model_copy(update={"bound": first}), arm.model_copy(update={"bound": rest, "kwargs": {}})
     if not isinstance(arm, RunnableSequence):
         raise ConfigurationError(
-            "look_first and AnswerFirst.prefetch need a retrieve arm of several steps, or a retriever, but "
-            f"{type(arm).__name__} is neither.",
-            hint="Pass the chain itself, with its retriever in one of the first steps, or use gate.guard(retriever).",
+            "With look_first or AnswerFirst.prefetch, retrieve= must be a chain of several steps or a retriever, so "
+            f"that its search can run alone, but {type(arm).__name__} is neither.",
+            hint="Pass a chain whose first steps search, such as retriever | prompt | llm. Or use neither option.",
         )
     steps = arm.steps
     for end, step in enumerate(steps[:-1], start=1):

@@ -106,7 +106,7 @@ class LimitedSearch:
             # SystemExit or a panic in Rust would stop the server, and a future cannot hold a StopIteration.
             raise SearchError(
                 f"The retriever raised {type(error).__name__}, which a search must not raise.",
-                hint="Raise a different exception there: its message will be logged.",
+                hint="Catch it in the retriever, and raise an ordinary exception instead, such as RuntimeError.",
             ) from error
         for hit in chain.from_iterable(hits):
             passage = getattr(hit, "passage", None)

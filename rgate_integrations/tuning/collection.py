@@ -255,8 +255,8 @@ class Answers:
                 "was still thinking.",
                 hint="Allow the judge more tokens for thinking (--thinking-tokens), or use another judge."
                 if kind == "judge"
-                else "Turn thinking off (--think off), allow more tokens for it (--thinking-tokens), or use "
-                "another LLM.",
+                else "On a server or at a provider, turn thinking off (--think off) or allow more tokens for it "
+                "(--thinking-tokens). Otherwise, use another LLM.",
             )
 
     def _check_finished(self, direct: Arm) -> None:

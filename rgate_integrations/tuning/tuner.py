@@ -209,7 +209,8 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
     if existing.exists() and not update:
         raise ConfigurationError(
             f"{str(folder)!r} already exists.",
-            hint="Add questions to it with update=True (--update), or choose another folder.",
+            hint="If it is a tuned gate, add questions to it with update=True (--update). Otherwise, choose another "
+            "folder.",
         )
     if existing.exists() and not ((existing / CONFIG).is_file() and read_gate(folder).method == "tuned"):
         raise ConfigurationError(

@@ -97,7 +97,7 @@ class PopularityGate(Gate):
         value = evidence.request.popularity
         if value is None or not value >= 0:
             raise EvidenceError(
-                "The request has no popularity, which this gate needs."
+                "This gate needs the popularity of the question's subject, such as its page views, but got none."
                 if value is None
                 else f"The popularity must be a number of at least 0, not {value}.",
                 hint="Pass decide(question, popularity=...) or Request(question, popularity=...); in a data file, "
