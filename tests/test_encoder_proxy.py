@@ -47,7 +47,7 @@ def read(proxy, texts, history=(), layers=BOTH):
 @pytest.mark.parametrize("layer", [(17, "question", "mean"), (0, "question", "mean"), (8, "all", "last")])
 def test_it_gives_means_over_the_question_alone(layer):
     layers = (PooledLayer(*layer),)
-    with pytest.raises(EvidenceError, match="that model has only layers 1 to 16, averaged over the question"):
+    with pytest.raises(EvidenceError, match="this proxy has only layers 1 to 16, averaged over the question"):
         EncoderProxy().hidden(ANSWER, [{"question": "Who?"}], None, layers)
     with pytest.raises(EvidenceError, match="averaged over the question"):
         read(EncoderProxy(), ["Who?"], layers=RequestLayers(LAYERS, layers))

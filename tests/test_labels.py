@@ -225,7 +225,7 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
     [
         ({"labels": "judge"}, pytest.fail, "needs a judge"),
         # An object of the application cannot be made to sample.
-        ({"num_samples": 2}, pytest.fail, "temperature of direct= .* cannot be set"),
+        ({"num_samples": 2}, pytest.fail, "direct= .* whose temperature cannot be set"),
         # Regression: found only after every call of the LLM.
         ({"policy": "max-loss"}, pytest.fail, r"policy= must be MaxLoss\(…\) or Budget\(…\), not 'max-loss'"),
     ],

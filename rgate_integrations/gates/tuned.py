@@ -125,7 +125,7 @@ def draft_features(draft: Draft) -> Float64Array:
     if draft.logprobs is None:
         raise EvidenceError(
             "The partial answer has no log-probabilities, which this gate needs.",
-            hint="Request them from the server (LangChain: logprobs=True), or use the gate without answer first.",
+            hint="Request them from the server (LangChain: logprobs=True), or omit answer_first= (--answer-first).",
         )
     logprobs = np.clip(np.array(draft.logprobs or (MIN_LOGPROB,), dtype=float), MIN_LOGPROB, 0.0)
     return np.array([logprobs[0], logprobs.mean(), logprobs.min(), logprobs.sum(), math.log(len(logprobs))])

@@ -201,8 +201,8 @@ class PassageIndex:
             # Quote only the type, because the message may contain a key or an address.
             raise ConfigurationError(
                 f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is unchanged.",
-                hint="The embedder's own error is above this one in the traceback. Mend it, then add the passages "
-                "again.",
+                hint="The embedder's own error is above this one in the traceback. Fix its cause, then add the "
+                "passages again.",
             ) from error
 
     def delete(self, ids: Iterable[str]) -> int:

@@ -68,7 +68,7 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     if not (isinstance(key, str) and key.strip().isascii() and key.strip().isprintable()):
         raise ConfigurationError(
             "The token or API key must be printable ASCII text.",
-            hint="Copy it again (an argument or an environment variable, such as RGATE_API_KEY or RGATE_TOKEN), "
+            hint="Copy it again into the argument or environment variable (such as RGATE_API_KEY or RGATE_TOKEN), "
             "without extra characters such as a second line or a byte order mark.",
         )
     key = key.strip()

@@ -128,7 +128,7 @@ def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
         if not 0 < layer <= ALL_LAYERS or (span, pooling) != ("question", "mean"):
             raise EvidenceError(
                 f"This gate cannot use the proxy {ENCODER}: it needs layer {layer} with span {span!r} and pooling "
-                f"{pooling!r}, and that model has only layers 1 to {ALL_LAYERS}, averaged over the question.",
+                f"{pooling!r}, but this proxy has only layers 1 to {ALL_LAYERS}, averaged over the question.",
                 hint="Use the model that the gate was made for, such as proxy='smollm2-135m-instruct'.",
             )
     return layer_numbers(layers)

@@ -199,7 +199,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         with suppress(FileNotFoundError):  # the usual case: nothing has the lock
             if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
                 raise WriteError(
-                    f"{str(target)!r} could not be written: another file is where its lock belongs, {str(path)!r}.",
+                    f"{str(target)!r} could not be written: the name of its lock file, {str(path)!r}, is taken.",
                     hint=f"Move or rename {path.name!r}, or choose another path to write to.",
                 )
         lock.acquire(blocking=False)

@@ -172,8 +172,8 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
         return {}
     if not isinstance(direct, ModelArm):
         raise ConfigurationError(
-            f"num_samples= needs answers at temperature 1, but the temperature of direct= ({direct.name!r}) cannot "
-            "be set: it is an object of your application.",
+            f"num_samples= needs answers at temperature 1, but direct= ({direct.name!r}) is an object of your "
+            "application, whose temperature cannot be set.",
             hint="Pass a model of this package as direct=, such as RemoteModel(URL, MODEL), or omit num_samples=.",
         )
     return {f"{SAMPLE} {i + 1}": replace(direct, index=None, seed=seed * n + i) for i in range(n)}

@@ -173,7 +173,7 @@ def fine_tune(
     if not pairs:
         raise ConfigurationError(
             "There is nothing to train on: no line has claims to learn from.",
-            hint='A line needs "question" and "claims": [{"claim": "some text without tags such as <Query>"}].',
+            hint='A line needs "question" and "claims": [{"claim": "…"}]. Claims may have no tags such as <Query>.',
         )
     check_replaceable(out := expand(out), (ADAPTER,))
     proxy = TransformersProxy(model)

@@ -342,8 +342,8 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
         raise DataFormatError(
             f"{right} known and {wrong} unknown questions cannot be split into {folds} folds: there must be at least "
             "2 folds, and each needs a known and an unknown question.",
-            hint=(f"Use 2 to {rarer} folds (--folds), or add " if rarer > 1 else "Add ")
-            + f"questions labelled {'known' if right < wrong else 'unknown'}.",
+            hint=(f"Use 2 to {rarer} folds (--folds). For more folds, add " if rarer > 1 else "Add ")
+            + f"{'known' if right < wrong else 'unknown' if wrong < right else 'known and unknown'} questions.",
         )
     return known
 
