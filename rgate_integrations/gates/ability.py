@@ -91,7 +91,7 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
        - for other names: the latest predecessor of the same tier, such as ``opus``, unless the version is far above
          all known ones, or the name has no tier and the table has a less able LLM of its version;
        - otherwise: the least able LLM of the version. If too little is known about the version, or the name suggests
-         a smaller LLM (``gpt-5-lite``): the least able one of the family, but at most 0 if this LLM may be weaker;
+         a smaller LLM (``gpt-5-lite``): the least able one of the family, but at most 0 if ``name`` may be weaker;
     4. a size alone, which never gives more than the default, with a warning;
     5. the default, ability 0, with a warning unless the name is empty.
 

@@ -341,7 +341,7 @@ class HeadsArtifact(SavedGate):
     Attributes:
         segments: Classifies a segment by the states of `base_model`, which reads any language.
         in_context: Also classifies the segments of a request that has several of them or earlier turns. Some of
-            its layers were trained to classify requests. Its logits are averaged with those of `segments`.
+            the layers it reads were trained to classify requests. Its logits are averaged with those of `segments`.
         first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
         facts: Estimates the same from a second model's states, which is more accurate but needs a second pass; for
             English only.

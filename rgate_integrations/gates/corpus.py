@@ -125,12 +125,12 @@ class CorpusGate(Gate):
         return self.around(self.inner.for_llm(name, name_source))
 
     def answer_gate(self) -> Gate | None:
-        """Return this gate with the inner gate replaced by its own `answer_gate`; None if that has none."""
+        """Return this gate with the inner gate's `answer_gate` inside; None if the inner gate has none."""
         inner = self.inner.answer_gate()
         return None if inner is None else self.around(inner)
 
     def question_gate(self) -> Gate | None:
-        """Return this gate with the inner gate replaced by its own `question_gate`; None if that has none."""
+        """Return this gate with the inner gate's `question_gate` inside; None if the inner gate has none."""
         inner = self.inner.question_gate()
         return None if inner is None else self.around(inner)
 

@@ -54,8 +54,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     Every segment (sentence or line) is scored, and the request gets the lowest P(known). Pasted text is a
     separate kind, which needs no retrieval. The encoder recognises the kinds, in any language, and estimates whether
-    the LLM knows the fact. If that might be enough to skip an English request, a second model, the reader, replaces
-    the estimate with a better one. Requests with more than eight questions, and short ones with a URL, always
+    the LLM knows the fact. If the estimate may decide whether an English request skips, a second model, the reader,
+    replaces it with a better one. Requests with more than eight questions, and short ones with a URL, always
     retrieve; a follow-up retrieves unless P(known) is high.
 
     The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and

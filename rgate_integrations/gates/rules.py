@@ -221,7 +221,7 @@ def _rule_score(name: str, reason: str) -> Score:
 
 
 def _match_rule(rule: Rule, request: Request) -> str:
-    """Return why a pattern or a function matches a request; empty if it does not match, or is an example."""
+    """Return why a rule matches a request; empty if it does not match, or if it is an example."""
     if isinstance(rule, re.Pattern):
         return f"the pattern {rule.pattern!r}." if rule.search(request.question) else ""
     if isinstance(rule, str):

@@ -181,7 +181,7 @@ class Context:
         """Return the proxy model of a name, and record on each request of the batch that this model reads it.
 
         An empty name means the gate's own proxy. The record lets a gate that was trained on one model reject
-        evidence from another. This method makes the record, so that no spec can forget to do so.
+        evidence from another.
         """
         proxy = self.sources.proxy(name)
         for evidence in self.evidence:

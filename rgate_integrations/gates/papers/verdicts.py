@@ -210,7 +210,7 @@ class AdaptGate(AdapterGate):
     """ADAPT-LLM's ``<RET>`` gate (Labruna et al. 2024, sections 3.1 and 3.2).
 
     The model writes ``<RET>`` to ask for context. P(known) is 0 if the model writes it, and otherwise one minus the
-    probability of that response (on a server, of its first token). Any answer that the model writes instead is the
+    probability of ``<RET>`` (on a server, of its first token). Any answer that the model writes instead is the
     decision's draft, so nothing is generated twice. The paper trains the model for this; without an adapter the score
     is zero-shot.
 
