@@ -150,9 +150,9 @@ def is_never_known(decision: Decision) -> bool:
 def are_useless(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
     """Return whether passages are so poor that they help no LLM, whatever it knows.
 
-    Passages help if P(helps) exceeds P(known) by more than `LookFirst.min_gain`. It is enough to test this for a
-    P(known) of `LookFirst.abstain_below`. If the passages do not help there, they do not help an LLM that knows more.
-    For an LLM that knows less, P(helps) is even lower: with a ``min_gain`` of 0, neither probability reaches
+    Passages help if P(helps) exceeds P(known) by more than `LookFirst.min_gain`. This is tested only for an LLM whose
+    P(known) is `LookFirst.abstain_below`. Passages that do not help that LLM do not help one that knows more. For an
+    LLM that knows less, P(helps) is even lower: with a ``min_gain`` of 0, both probabilities are below
     ``abstain_below``, so the outcome is "abstain".
     """
     least = options.abstain_below

@@ -127,7 +127,7 @@ class DecisionEngine(Decider):
         return gate_proxy(name or self.gate.proxy)
 
     def with_options(self, *, gate: Gate | None = None, **changes: Any) -> Self:
-        """Return a copy with another gate or other options; this engine itself if nothing changes.
+        """Return a copy with another gate or other options; this engine itself if given only its own gate.
 
         Args:
             gate: Another gate; None keeps this one.

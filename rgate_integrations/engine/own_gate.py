@@ -69,7 +69,7 @@ class OwnGate(Decider):
         return tuple(getattr(self.gate, "corpora", ()))
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return the object's decision for each request, at the request's threshold; an invalid one becomes an error.
+        """Return for each request the object's decision at the request's threshold; an error for an invalid decision.
 
         Raises:
             ConfigurationError: The object returned more or fewer decisions than there are requests.

@@ -284,8 +284,8 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
 class JsonlLog:
     """A JSONL file of objects that a run appends to and the next run continues.
 
-    If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. If the file has
-    no other line, `append` removes it only if the new text begins with it: the file may be another one. A complete
+    If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. If it is the
+    only line, the new text must begin with it; otherwise the file may be another one, and is rejected. A complete
     last line is kept, even without its line feed. Opening and reading never change an existing file, because it may
     have been named by mistake. Processes take turns to append, so that none cuts off another's unfinished line.
 
@@ -321,8 +321,8 @@ class JsonlLog:
         """Append values, one per line; on an error, none of them is appended.
 
         Raises:
-            DataFormatError: The file is not such a log.
-            WriteError: The values could not be written, as on a full disk. All complete lines are kept.
+            DataFormatError: The file is not such a log; see the class.
+            WriteError: The values could not be written, as on a full disk. Earlier complete lines are kept.
         """
         lines = "".join(json_line(value) for value in values).encode()
         with self._open() as file:

@@ -107,7 +107,7 @@ class Record:
 
 
 def first_problem(error: Exception) -> str:
-    """Return an error's message in one line; for pydantic's errors, only the first problem, as ``field: message``."""
+    """Return the first line of an error's message; for a pydantic error, its first problem, as ``field: message``."""
     if not isinstance(error, ValidationError):
         return first_line(error).removesuffix(".")
     problem = error.errors(include_url=False)[0]

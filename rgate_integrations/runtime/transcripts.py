@@ -26,8 +26,8 @@ def split_transcript(text: str) -> list[tuple[str, str]] | None:
     r"""Return the (role, text) turns of a conversation that ends with an unanswered user message, oldest first.
 
     Any other text gives None. System turns are left out. If the text ends with an empty assistant turn (``AI:``), up
-    to 40 words before the first turn are left out, too; more words give None. Otherwise, any words there give None,
-    because they may be a task about the transcript, and so does a text in which the assistant has not answered yet.
+    to 40 words before the first turn are left out, too; more words give None. Without that turn, the result is None
+    if there are any such words, because they may be a task about the transcript, or if the assistant never answers.
 
     >>> split_transcript("Human: Hi!\nAI: Hello!\nHuman: When is it due?\nAI:")
     [('user', 'Hi!'), ('assistant', 'Hello!'), ('user', 'When is it due?')]
