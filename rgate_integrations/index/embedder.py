@@ -41,7 +41,7 @@ class Embedder(Protocol):
         """A text that changes whenever the embedder's vectors change; saved with an index."""
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
-        """Return vectors, shape (texts, dimension), which an index normalises."""
+        """Return one vector per text, shape (texts, dimension); they need not be normalised."""
 
 
 class SentenceEmbedder:

@@ -239,7 +239,7 @@ class Answers:
         return failures
 
     def _give_up(self, failures: int, last: Exception) -> ServerError:
-        """Return the error that stops a run after failed calls; it has the hint of the last one."""
+        """Return the error that stops a run after failed calls. Its hint begins with that of the last error."""
         kept = f"The answers so far are kept in {str(self._log.path)!r}. Fix the cause, then try again."
         return ServerError(
             f"Giving up. Number of failed calls: {failures}. The last error: {type(last).__name__}: "
@@ -358,7 +358,7 @@ def cached_answers(
 
     Args:
         what: Name of the kind of answer, such as ``"drafts"``.
-        arms: The arms, by name. Arms with other settings have another file.
+        arms: The arms, by name. Arms with other settings use another cache file.
         questions: The questions.
         progress: Progress callback: ``(label, done, total)``.
 

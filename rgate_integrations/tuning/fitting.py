@@ -321,8 +321,8 @@ class Correction:
 def fit_correction(table: Table, seed: int = 0) -> Correction:
     """Fit a correction, with shrinkages chosen by their log loss on held-out questions.
 
-    A candidate is one of `STRENGTHS` with one of `HEAD_STRENGTHS`. The first of both are used, unless the candidate
-    with the lowest loss is better than them by more than one standard error.
+    A candidate is one of `STRENGTHS` with one of `HEAD_STRENGTHS`. The first of each is used, unless the candidate
+    with the lowest loss is better by more than one standard error.
 
     Args:
         table: The data of the questions.

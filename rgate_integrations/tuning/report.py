@@ -135,8 +135,9 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
     Args:
         answered: The questions, with the answers of both arms.
         retrieves: Which of them are answered with retrieval, shape (n,).
-        cut: With the answer-first gate, each question that retrieves also costs this many tokens of a direct
-            answer, which is then cancelled. 0 for the gate of the question alone, which starts no such answer.
+        cut: With the answer-first gate, each question that retrieves also costs a prompt and at most this many
+            tokens of a direct answer, which is then cancelled. 0 for the gate of the question alone, which starts no
+            such answer.
 
     Returns:
         The tokens; None if the length of a prompt is unknown.

@@ -252,8 +252,9 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """Read annotated claims (SlimPLM, section 3.3), and return the pairs that train the claim rewriter.
 
     Each line needs ``question`` and ``claims``, a list of objects with the text ``claim`` and, optionally, ``query``
-    and ``needs_search``. ``closed_book_text``, the draft of the answer, is optional. A line is left out if its list
-    has no claims, or if `parse_claims` could not read them back from the text that the rewriter should write.
+    and ``needs_search``. ``closed_book_text``, the draft of the answer, is optional. Items without a claim are
+    ignored. A line is left out if it has no claims, or if `parse_claims` could not read them back from the text that
+    the rewriter should write.
 
     Raises:
         DataFormatError: A file cannot be read, a line lacks ``question`` or ``claims``, or a value has the
@@ -275,7 +276,7 @@ def _print_claims(record: Record) -> str:
     The text is empty if ``claims`` holds no claim with text, or if `parse_claims` would not find all claims in it.
 
     Raises:
-        DataFormatError: ``claims`` is missing or not a list, or a value in it has the wrong type.
+        DataFormatError: ``claims`` is missing or not a list, or a value of a claim has the wrong type.
     """
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
