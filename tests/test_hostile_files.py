@@ -323,9 +323,9 @@ def test_a_saved_gate_names_no_other_folder(tmp_path):
 def test_a_prior_has_weights_of_its_own(tmp_path):
     files = tuned_files(TUNED, save_gate(PROBE, tmp_path / "prior"))
     files["prior/gate.json"] = (calibrated(tmp_path / "c") / "gate.json").read_text()
-    with pytest.raises(ModelLoadError, match="its method is 'calibrated'"):
+    with pytest.raises(ModelLoadError, match=r"its method in gate\.json is 'calibrated'"):
         load_gate(str(write_folder(tmp_path / "tuned", files)))
-    with pytest.raises(ModelLoadError, match="its method is 'calibrated'"):
+    with pytest.raises(ModelLoadError, match=r"its method in gate\.json is 'calibrated'"):
         tuned_files(TUNED, tmp_path / "c")
 
 

@@ -111,7 +111,7 @@ WRONG = [
     (ConfigurationError, "^condense must .* not an object of type str", lambda: RetrievalGate(condense="a")),
     (ConfigurationError, "^direct must be a runnable", lambda: GATE.route(retrieve=str, direct="gpt-4o")),
     (ConfigurationError, "^llm must be a runnable.*ChatOpenAI", lambda: gated_rag(Search(), "gpt-4o")),
-    (ConfigurationError, "'gpt-4o' is a text.*llm_name=", lambda: RetrievalGate(llm="gpt-4o")),
+    (ConfigurationError, "'gpt-4o' is a string.*llm_name=", lambda: RetrievalGate(llm="gpt-4o")),
     (ConfigurationError, "several steps", lambda: GATE.route(**ARMS, look_first=True)),
     (ConfigurationError, "several steps", lambda: RetrievalGate().route(**ARMS, answer_first=PREFETCH)),
     (ConfigurationError, r"'str'.*as_retriever\(\)", lambda: GATE.guard("a retriever")),

@@ -166,7 +166,9 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
         save_gate(SavedGate(method="calibrated"), tmp_path / "my-gate")
     with pytest.raises(ConfigurationError, match=why) as caught:
         tuned(tmp_path, prior, direct=pytest.fail, update=update)
-    assert update or caught.value.hint.startswith("Add questions to it with update=True (--update)")
+    assert update or caught.value.hint.startswith(
+        "If it is a tuned gate, add questions to it with update=True"
+    )
 
 
 @pytest.mark.parametrize(
