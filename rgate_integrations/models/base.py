@@ -97,8 +97,8 @@ class LanguageModel(Proxy):
 
     Attributes:
         is_remote: Whether it is reached over a network. Tuning and evaluation then ask it one question per
-            call. To judge an answer, it then writes Yes or No; of a local model, the probabilities of Yes and No
-            are compared.
+            call. As a judge of answers, it writes Yes or No; with a local judge, the probabilities of the two
+            words are compared.
         options: Additional options of its requests.
         habits: Which fields its server refuses, and whether it thinks; None for a local model.
     """

@@ -143,9 +143,10 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a host is this machine: ``localhost``, a name that ends in ``.localhost``, or an IP address.
+    """Return whether a host is this machine.
 
-    Such an address is a loopback address, also in a short form such as ``127.1``, or unspecified (``0.0.0.0``).
+    True for ``localhost``, names that end in ``.localhost``, loopback addresses (also in a short form such as
+    ``127.1``), and unspecified addresses such as ``0.0.0.0``.
     """
     host = host.rstrip(".")
     try:

@@ -17,7 +17,8 @@ class PooledLayer(NamedTuple):
     """Which hidden states to pool to one vector, and how; a plain tuple is also accepted.
 
     Attributes:
-        layer: The layer, from 0 (the embedding) to the number of layers (the output after the final norm).
+        layer: The layer, from 0 (the embedding) to the number of layers (the output after the final norm). An
+            `EncoderProxy` has layers 1 to 16.
         span: The tokens of the ``"question"``, of the whole ``"prompt"``, of the ``"draft"``, or of ``"all"``: prompt
             and draft. Prompts include control tokens. Without a draft, ``"draft"`` means the whole prompt; so does
             ``"question"`` if the question is not found in the prompt.

@@ -34,7 +34,7 @@ def make_reader(source: Path, target: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays one after the other, each starting at the beginning of a page."""
+    """Write arrays to a file in their order, each starting at a multiple of `PAGE_BYTES`."""
     with path.open("wb") as out:
         for array in tensors.values():
             # Zeros up to the next page.

@@ -171,8 +171,8 @@ class ServerHabits:
     def _read(self, draft: Draft, *, longer: bool) -> Draft:
         """Record in `thinks` whether the model thought, and return the draft.
 
-        If the reply was cut off even with additional tokens for thoughts (``longer``), and none were recognised in
-        it, its text is taken for thoughts and removed.
+        If the reply was cut off even with additional tokens for thoughts (``longer``), and no thoughts were
+        recognised in it, its text is taken for thoughts and removed.
         """
         # Thoughts may be neither shown nor counted. An answer that needed more tokens came after thoughts.
         self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))
