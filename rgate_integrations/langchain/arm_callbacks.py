@@ -205,7 +205,7 @@ for _event in _IGNORED_BY.keys() - vars(BufferingHandler).keys():
 
 
 class CancellableTracer:
-    """Wraps a tracer, so that it records runs that are cut short as cancelled or empty, not as errors.
+    """Wraps a tracer. If a run is cut short, it is recorded as cancelled or empty, not as an error.
 
     Args:
         tracer: The tracer.

@@ -46,9 +46,9 @@ class LocalChat(BaseChatModel, GenerationOptions):
         proxy: A model that is loaded already, used instead of ``model_name``.
 
     Raises:
-        ConfigurationError: Raised by a call: a message has content other than text, an option is unknown, the
-            prompt fills the model's context, ``layers`` names a layer that does not exist, or the model's chat
-            template is missing or rejects the messages.
+        ConfigurationError: Raised by a call: a message other than the assistant's has content other than text, an
+            option is unknown, the prompt fills the model's context, ``layers`` names a layer that does not exist, or
+            the model's chat template is missing or rejects the messages.
         RGateError: Raised by a call: the model cannot be loaded.
         pydantic.ValidationError: An option is out of range.
 
@@ -143,7 +143,7 @@ def _turn(message: BaseMessage) -> dict[str, str]:
     """Return a message as a turn for a chat template, with ``role`` and ``content``.
 
     Raises:
-        ConfigurationError: The message has content other than text.
+        ConfigurationError: The message has content other than text, and is not the assistant's.
     """
     # A history may have chunks, such as the sum of an earlier stream.
     kind = message_chunk_to_message(message).type if isinstance(message, BaseMessageChunk) else message.type

@@ -59,7 +59,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     Raises:
         ConfigurationError: The gate is invalid, or ``tools`` is not a list, tuple or set, is empty, or has a
-            tool without a name. Raised by a call of the agent: the gate does not return a `Decision`.
+            tool without a name. Raised by a call of the agent: the threshold in its config is invalid, or the gate
+            does not return a `Decision`.
         UnknownNameError: No gate has that name. Raised by the first call of the model: the agent lacks a tool
             that is named in ``tools``.
         ModelLoadError: A trained gate cannot be read or downloaded.

@@ -81,8 +81,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Raises:
         ConfigurationError: The strategy searches before the decision, but the retrieve arm is neither a sequence of
-            steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the config of the call
-            has an invalid threshold, or replaces the gate of a router with answer first.
+            steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the call's config has
+            an invalid threshold. With answer first: the call's config replaces the gate.
         TypeError: An arm is no runnable, function or mapping.
         pydantic.ValidationError: The gate is not a runnable.
         InvalidQuestionError: Raised by a call: the input has no question.

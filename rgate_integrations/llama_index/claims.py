@@ -137,8 +137,8 @@ class ClaimQueryEngine(TransformQueryEngine):
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
     """Return the queries for a question and the claims of its draft.
 
-    The draft is the one that came with the request, see `QueryDecider.inherited`. If none came, a new decision is
-    made. Its draft is by the drafting LLM or the gate, which may write none.
+    The draft is the one that came with the request, see `QueryDecider.inherited`, or else that of the decision by
+    `QueryDecider.decide`. If that has none either, the only query is the question.
     """
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:
