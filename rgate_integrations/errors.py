@@ -103,21 +103,24 @@ class DataFormatError(RGateError, ValueError):
     """Data, such as a file or list of questions, is unreadable, empty or invalid, or has too few records."""
 
 
-def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
+def no_answer(what: str, *, thinking: bool = False, writer: str = "LLM") -> NoAnswerError:
     """Return the error for a reply that is not an answer.
 
     Args:
         what: The kind of reply, such as ``"a refusal"``.
-        thinking: Whether the reply ended before the answer began, most likely while the LLM was thinking.
+        thinking: Whether the reply ended before the answer began, most likely while the writer was thinking.
+        writer: The model that wrote the reply, ``"LLM"`` or ``"proxy"``.
     """
     if thinking:
         return NoAnswerError(
-            "The LLM was cut off before it answered, probably while it was thinking.",
-            hint="Turn off the LLM's thinking, or allow more tokens.",
+            f"The {writer} was cut off before it answered, probably while it was thinking.",
+            hint=f"Turn off the {writer}'s thinking, or allow more tokens.",
         )
     return NoAnswerError(
-        f"The LLM wrote {what} instead of an answer.",
-        hint="" if what == "a refusal" else "Turn off the LLM's thinking and tools, or allow more tokens.",
+        f"The {writer} wrote {what} instead of an answer.",
+        hint=""
+        if what == "a refusal"
+        else f"Turn off the {writer}'s thinking and tools, or allow more tokens.",
     )
 
 

@@ -246,7 +246,7 @@ class BufferedAnswer(ABC):
             return None
         if not self.partial.text.strip():
             raise EvidenceError(
-                "The direct arm wrote nothing that could be judged.",
+                "The direct arm (the LLM without passages) wrote no text.",
                 hint="Send this question to the LLM alone, and check that it answers with text.",
             )
         return self.partial.draft(finished=self.ended)

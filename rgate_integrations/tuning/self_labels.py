@@ -70,7 +70,7 @@ def label_own_answers(
         question = Question.from_record(record)
         if not question.gold and label != "certainty":
             raise record.error(
-                'gold_answers is missing: add it, or use label="certainty" (--label certainty)'
+                'gold_answers is missing: add it, or use label="certainty" (--label certainty, without --self-label)'
             )
         questions.append(question)
     if label == SELF_LABEL:

@@ -246,5 +246,9 @@ def _check_draft(piece: Piece[Any] | Exception) -> Piece[Any] | Exception:
     """Return a `NoAnswerError` for a draft that is no answer, such as a refusal; anything else unchanged."""
     draft = getattr(piece, "value", None)
     if isinstance(draft, Draft) and draft.non_answer:
-        return no_answer(draft.non_answer, thinking=draft.is_cut_off)
+        return no_answer(
+            draft.non_answer,
+            thinking=draft.is_cut_off,
+            writer="proxy" if draft.source == "proxy" else "LLM",
+        )
     return piece

@@ -244,7 +244,7 @@ class AdaptGate(AdapterGate):
         if RET in answer.text:
             return Score(0.0, "The model asked for context: it answered <RET>.")
         if answer.non_answer:
-            raise no_answer(answer.non_answer, thinking=answer.is_cut_off)
+            raise no_answer(answer.non_answer, thinking=answer.is_cut_off, writer="proxy")
         p_ret = math.exp(evidence[targets][0])
         return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer)
 
