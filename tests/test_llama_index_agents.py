@@ -164,7 +164,7 @@ def test_which_argument_is_the_question(gate, arguments, name, judged):
 def test_a_misspelt_argument_is_named(gate):
     """Regression: no call had a question, so the tool always ran."""
     with pytest.raises(
-        UnknownNameError, match=r"no argument of the tool 'search_docs' named 'imput'.*mean input"
+        UnknownNameError, match=r"no parameter of the tool 'search_docs' named 'imput'.*mean input"
     ):
         guarded_search(Shelf(), gate, question="imput")
     assert guarded_search(Shelf(), gate, question="input").call(input="a thing").content == ANSWER_YOURSELF

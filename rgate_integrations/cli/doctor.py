@@ -149,7 +149,7 @@ def gates(
         return
     say(f"{llm}: judged as {ability.llm}.", bold=True)
     say(
-        f"Ability {ability.theta:+.2f} ± {ability.sd:.2f} (Llama-3.1-8B-Instruct has 0, in logits). "
+        f"Ability {ability.theta:+.2f} ± {ability.sd:.2f} (in logits; Llama-3.1-8B-Instruct is estimated at 0). "
         f"Why: {ability.source}."
     )
     if warning:

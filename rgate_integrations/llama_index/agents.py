@@ -72,7 +72,7 @@ class GatedTool(FunctionTool):
             )
         names = self.tool.metadata.get_parameters_dict().get("properties")
         if question is not None and names and question not in names:  # the tool would always run
-            raise unknown_name(f"argument of the tool {self.tool.metadata.name!r}", question, names)
+            raise unknown_name(f"parameter of the tool {self.tool.metadata.name!r}", question, names)
         self.decider = QueryDecider(gate, llm, tokens)
         self.question = question
         self.known_message = known_message
