@@ -258,7 +258,7 @@ def test_a_gate_on_a_server_is_not_calibrated(words, url, tmp_path):
     before = len(words.asked)
     error = rgate("calibrate", "--data", data, "--gate", url, "--out", tmp_path / "gate").exception
     assert isinstance(error, ConfigurationError)
-    assert "asks a server" in error.message
+    assert "asks a decision server" in error.message
     assert (len(words.asked), os.listdir(tmp_path)) == (before, ["d.jsonl"])
     error = rgate("monitor", data, "--gate", url).exception
     assert isinstance(error, ModelLoadError)

@@ -215,7 +215,7 @@ class RoutedCall(ABC, Generic[_Input]):
             yield from self._judge_answers(answers, options.tokens)
 
     def _settle(self, item: _Input, screening: Decision, options: AnswerFirst) -> Flow[Decision | None]:
-        """Return the decision about an input if it needs no partial answer; None if the LLM should answer."""
+        """Return the decision about an input; None if a partial answer must be judged first."""
         look = self.strategy.look_first
         settled = screening if is_clear(screening, options) else None
         if look is not None and item.searched:

@@ -103,7 +103,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def _plain_codes(text: str) -> str:
-    """Return a text in plain letters, without superscripts and signs such as ™; full-width codes become ASCII."""
+    """Return a text in plain letters: full-width letters and special hyphens become ASCII, and ™ a space."""
     return plain_text(_SMALL.sub(" ", text)).translate(_HYPHENS)
 
 

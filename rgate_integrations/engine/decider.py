@@ -84,7 +84,7 @@ class Decider(ABC):
         """Return the decider that judges partial answers: this one or another; None if there is none."""
 
     def question_gate(self) -> Decider | None:
-        """Return the decider that judges the question before the LLM starts to answer; None if there is none."""
+        """Return the decider that, with answer first, judges the question before the LLM starts; None for none."""
         return None
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Decider(ABC):
         if Rules.coerce(**rules) != Rules():
             raise ConfigurationError(
                 f"The gate {self.name!r} accepts no rules (always=, never=).",
-                hint="Omit always= and never=, or write a gate whose decide_batch applies your rules.",
+                hint="Omit always= and never=, or apply your rules in the decide_batch of your gate.",
             )
         return self
 

@@ -81,17 +81,17 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     The first of these that applies is used. Abilities from the table are lowered by one standard deviation.
 
     1. a folder made by ``rgate ability``: the measured ability;
-    2. the shipped table: the entry whose name has the same words (see `rgate_integrations.gates.llm_names`), if
-       necessary ignoring words for how long the LLM thinks. If several entries match, the least able counts,
-       among those with the same date if there are any;
+    2. the shipped table: the entry whose name has the same words, if necessary ignoring words for how long the LLM
+       thinks. If several entries match, the least able counts, among those with the same date if there are any;
     3. the LLM's family, if it is in the table. A guess is never above the most able LLM that it is based on. If a
-       name has two families, as a distilled LLM's may, the lower guess counts. A guess is the ability of
+       name has two families, as a distilled LLM's may, the lower guess counts.
 
-       - for a name with a size: the family at this size, if possible by LLMs of the same version;
-       - for other names: the latest predecessor of the same tier, such as ``opus``, unless the version is far above
-         all known ones, or the name has no tier and the table has a less able LLM of its version;
-       - otherwise: the least able LLM of the version. If too little is known about the version, or the name suggests
-         a smaller LLM (``gpt-5-lite``): the least able one of the family, but at most 0 if ``name`` may be weaker;
+       - A name with a size: interpolated between the sizes of its closest relatives in the table. If none has a size,
+         the least able LLM of the family, or what the size alone suggests (4.) if that is lower.
+       - A name without a size: its latest predecessor of the same tier, such as ``opus``, unless the version is far
+         above all known ones, or the name has no tier and a less able LLM of its version is known.
+       - A name with neither: the least able LLM of its version, or of the family if too little is known about the
+         version or the name suggests a smaller LLM (``gpt-5-lite``); then at most 0 if ``name`` may be weaker;
     4. a size alone, which never gives more than the default, with a warning;
     5. the default, ability 0, with a warning unless the name is empty.
 

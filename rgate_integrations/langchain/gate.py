@@ -302,7 +302,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
         Raises:
-            ConfigurationError: ``retrieve`` or ``direct`` is no runnable, function or mapping, but for example a
+            ConfigurationError: ``retrieve`` or ``direct`` is not a runnable, function or mapping, but for example a
                 vector store. ``answer_first`` or ``look_first`` is neither a bool nor its options. With
                 ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of steps nor a
                 retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
@@ -376,8 +376,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 `create_retriever_tool`; with None, no document is returned.
 
         Raises:
-            ConfigurationError: ``retriever`` is no runnable, function or mapping, but for example a vector store, or
-                the mapping is empty. The names of the retrievers and the gate's corpora differ. With
+            ConfigurationError: ``retriever`` is an empty mapping; or it is not a runnable, function or mapping, but
+                for example a vector store. The names of the retrievers and the gate's corpora differ. With
                 ``corpus=True``: the passages cannot be read.
             ProfileError: With ``corpus=True``: a corpus has no passages.
             ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.

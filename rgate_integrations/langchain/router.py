@@ -83,7 +83,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         ConfigurationError: The strategy searches before the decision, but the retrieve arm is neither a sequence of
             steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the call's config has
             an invalid threshold. With answer first: the call's config replaces the gate.
-        TypeError: An arm is no runnable, function or mapping.
+        TypeError: An arm is not a runnable, function or mapping.
         pydantic.ValidationError: The gate is not a runnable.
         InvalidQuestionError: Raised by a call: the input has no question.
     """

@@ -208,7 +208,7 @@ class GatedRetriever(Gated, FlowRetriever):
         return await arun(self.find(_as_bundle(str_or_query_bundle)))
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Decide, then search and postprocess; for a known question, return the note, or ``[]`` without a note."""
+        """Decide, then search and postprocess; for a known question, return what `retrieve` does."""
         nodes: list[NodeWithScore]
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:

@@ -1,8 +1,8 @@
-"""Chooses the model behind a proxy.
+"""Chooses the class that runs a proxy model, by the model's name.
 
 The encoder is an `EncoderProxy`. The default model has two implementations: `ReaderProxy` (ONNX Runtime, no torch)
 reads the states that the shipped gates use; the whole model, a `TransformersProxy`, generates, scores, and reads the
-other states. Any other name gives a `TransformersProxy`.
+other states. A model with any other name is a `TransformersProxy`.
 """
 
 from __future__ import annotations

@@ -365,7 +365,8 @@ class RemoteModel(LanguageModel):
             except TimeoutError:
                 trouble, hint = (
                     f"no complete answer within {self.timeout:g} s",
-                    "Check the server's load, or increase timeout= (on the command line, --thinking-tokens).",
+                    "Check the server's load, or allow more time: increase timeout= or, on the command line, "
+                    "--thinking-tokens (10 tokens add a second).",
                 )
             except httpx.RequestError as error:
                 trouble, hint = (

@@ -150,8 +150,8 @@ def check_logprob(value: float) -> float:
 def read_logprobs(entries: Any) -> TokenLogprobs:
     """Return tokens and log-probabilities of a list of objects with ``token`` and ``logprob``, as in OpenAI's API.
 
-    Both tuples are empty if ``entries`` is no such list, or if any entry is invalid. Tokens without text, such as the
-    end of the turn, are left out.
+    Both tuples are empty if ``entries`` is not such a list, or if any entry is invalid. Tokens without text, such as
+    the end of the turn, are left out.
     """
     tokens: list[str] = []
     logprobs: list[float] = []

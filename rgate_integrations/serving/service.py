@@ -42,10 +42,10 @@ class Metrics:
     """The Prometheus metrics of a server.
 
     Attributes:
-        errors: Failures, by type of error. What may fail are decisions and requests; in the gateway also searches,
-            the rewriting of follow-ups, and the logging of decisions.
+        errors: Failed decisions and requests, by type of error; in the gateway also failed searches, rewrites of
+            follow-ups, and writes to the log.
         requests: POST requests to the gateway, by outcome: ``retrieve``, ``direct``, ``shadow`` (only logged),
-            ``undecided`` (no question to judge) or ``off`` (switched off by the client).
+            ``undecided`` (nothing that the gate can judge) or ``off`` (switched off by the client).
         undecided: Requests about which the gateway cannot decide, by reason.
         waiting: Number of questions that wait for a decision.
     """

@@ -368,7 +368,7 @@ def _check_savable(gate: DecisionEngine) -> None:
         )
     if asks_server(gate.gate):
         raise ConfigurationError(
-            "A gate that asks a server cannot be calibrated, because no saved gate may ask one.",
+            "A gate that asks a decision server cannot be calibrated, because no saved gate may ask one.",
             hint="Calibrate the gate with which the server was started, and serve the calibrated one.",
         )
 

@@ -172,8 +172,8 @@ def fine_tune(
     """
     if not pairs:
         raise ConfigurationError(
-            "There is nothing to train on: no line has claims to learn from.",
-            hint='A line needs "question" and "claims": [{"claim": "…"}]. Claims may have no tags such as <Query>.',
+            "There is nothing to train on: no line has claims that can be used.",
+            hint='A line needs "question" and "claims": [{"claim": "…"}]. Remove tags such as <Query> from claims.',
         )
     check_replaceable(out := expand(out), (ADAPTER,))
     proxy = TransformersProxy(model)

@@ -243,7 +243,7 @@ class Context:
 
 
 def _check_draft(piece: Piece[Any] | Exception) -> Piece[Any] | Exception:
-    """Return a `NoAnswerError` for a draft that is no answer, such as a refusal; anything else unchanged."""
+    """Return a `NoAnswerError` for a draft that is not an answer, such as a refusal; anything else unchanged."""
     draft = getattr(piece, "value", None)
     if isinstance(draft, Draft) and draft.non_answer:
         return no_answer(
