@@ -216,9 +216,10 @@ def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEnt
 def _guess_by_tier(
     model: ModelName, family: str, members: Sequence[AbilityEntry], of_version: Sequence[AbilityEntry]
 ) -> Ability:
-    """Return an ability guessed from ``members``, the table's entries of a family, for a name without a size.
+    """Return the ability of a name without a size, guessed from ``members``, the table's entries of its family.
 
-    ``of_version`` are the members that have the name's version; it may be empty.
+    ``of_version`` lists the members with the name's version; it may be empty. For the order of the guesses, see
+    `resolve_ability`.
     """
     tier, number = model.tier(family), model.version(family)
     numbers = [entry.name.version(family) or 0.0 for entry in members]

@@ -168,7 +168,7 @@ class Gate(Frozen, ABC):
         return any(spec.reads_draft for spec in expand_specs(self.specs))
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate to use for partial answers: by default this one if it reads drafts, or else None."""
+        """Return the gate to use for partial answers: by default this one if it reads drafts, otherwise None."""
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:

