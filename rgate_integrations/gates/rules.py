@@ -98,11 +98,11 @@ class Rules:
             if isinstance(error, ValidationError):
                 # A rule that is neither text nor a pattern has a problem for each; the pattern's says more.
                 deepest = max(error.errors(), key=lambda each: len(each["loc"]))
-                place, problem = deepest["loc"], deepest["msg"]
-                if place[-1:] == ("[key]",):
-                    problem = f"unknown key {place[-2]!r}; use {deepest['ctx']['expected']}"
-                    place = place[:-2]
-                problem = f"{'.'.join(map(str, place[:2]))}: {problem}".removeprefix(": ")
+                location, problem = deepest["loc"], deepest["msg"]
+                if location[-1:] == ("[key]",):
+                    problem = f"unknown key {location[-2]!r}; use {deepest['ctx']['expected']}"
+                    location = location[:-2]
+                problem = f"{'.'.join(map(str, location[:2]))}: {problem}".removeprefix(": ")
             raise DataFormatError(
                 f"The rules in {str(path)!r} cannot be read: {problem}",
                 hint='For example: {"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
