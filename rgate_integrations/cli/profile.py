@@ -1,4 +1,4 @@
-"""``rgate profile``: makes the profile of a corpus, and shows what gates can tell from it."""
+"""``rgate profile``: makes the profile of a corpus, and shows its telling words and P(covered) of questions."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Profile = Annotated[
 
 @dataclass(frozen=True)
 class _Coverage:
-    """What one corpus has on a request.
+    """How well one corpus covers a request.
 
     Attributes:
         profile: The corpus.

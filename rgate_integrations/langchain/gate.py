@@ -397,9 +397,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
-    """Return a `RetrievalGate` for a ``gate`` argument, such as one of LangChain's decision models.
+    """Return a `RetrievalGate` for a ``gate`` argument, which may be a decision model (``langchain_core.decisions``).
 
-    A runnable that is not such a model, for example a `RetrievalGate`, is returned unchanged.
+    Any other runnable, for example a `RetrievalGate`, is returned unchanged. With None, the gate is the default one.
 
     Raises:
         RGateError: The gate is invalid; see `RetrievalGate`.

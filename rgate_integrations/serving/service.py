@@ -47,7 +47,7 @@ class Metrics:
         requests: POST requests to the gateway, by outcome: ``retrieve``, ``direct``, ``shadow`` (only logged),
             ``undecided`` (nothing that the gate can judge) or ``off`` (switched off by the client).
         undecided: Requests about which the gateway cannot decide, by reason.
-        waiting: Number of questions that wait for a decision.
+        waiting: Number of questions in the queue or being decided.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,9 @@ class Metrics:
         self._sizes = Histogram(
             "rgate_questions_per_call", "Questions decided together.", buckets=_SIZES, registry=registry
         )
-        self.waiting = Gauge("rgate_waiting_questions", "Questions being decided.", registry=registry)
+        self.waiting = Gauge(
+            "rgate_waiting_questions", "Questions in the queue or being decided.", registry=registry
+        )
 
     def count(self, decisions: Sequence[Decision], seconds: float) -> None:
         """Count decisions that were made together, and the seconds that this took."""

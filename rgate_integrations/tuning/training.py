@@ -35,7 +35,7 @@ from rgate_integrations.tuning.questions import LABEL, DataFile, DraftKind, Exam
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hyperparameters of fine-tuning.
+    """Hyperparameters of fine-tuning on pairs of a prompt and its target.
 
     Attributes:
         epochs: Passes over the pairs.
