@@ -284,6 +284,7 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch, folder):
     """Regression: a container whose user has no entry in the list of users ended with a traceback."""
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without HOME and such an entry
     monkeypatch.setenv("RGATE_CACHE", folder)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     decision = load_gate().decide("Who wrote Hamlet?")
     assert (decision.retrieve, decision.error.type) == (True, "ConfigurationError")
     assert "RGATE_CACHE" in decision.error.hint
