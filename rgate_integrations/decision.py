@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypedDict, Unpack
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -17,6 +17,8 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError, Invalid
 from rgate_integrations.runtime import replies
 from rgate_integrations.runtime.records import check_logprob
 from rgate_integrations.runtime.text import encodable
+
+_T = TypeVar("_T")
 
 
 def valid_threshold(threshold: object) -> float:
@@ -44,11 +46,19 @@ def valid_timeout(timeout: object) -> float | None:
     return None if timeout is None else min(number, threading.TIMEOUT_MAX)
 
 
-def valid_count(count: object, name: str, *, least: int = 1) -> int:
-    """Return a count as an int; raise a `ConfigurationError` unless it is a whole number of at least ``least``."""
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
-        raise ConfigurationError(f"{name} must be a whole number of at least {least}, not {count!r}.")
+def valid_count(count: object, name: str, *, least: int = 1, most: float = math.inf) -> int:
+    """Return a count as an int; raise a `ConfigurationError` unless it is whole and from ``least`` to ``most``."""
+    if not isinstance(count, Integral) or isinstance(count, bool) or not least <= int(count) <= most:
+        bounds = f"of at least {least}" if most == math.inf else f"from {least} to {most:,}"
+        raise ConfigurationError(f"{name} must be a whole number {bounds}, not {count!r}.")
     return int(count)
+
+
+def valid_choice(value: _T, name: str, choices: Sequence[str]) -> _T:
+    """Return the value of an option; raise a `ConfigurationError` unless it is one of the choices."""
+    if value not in choices:
+        raise ConfigurationError(f"{name} cannot be {value!r}.", hint=f"Choose one of {', '.join(choices)}.")
+    return value
 
 
 def to_float(value: object) -> float | None:

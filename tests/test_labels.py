@@ -189,6 +189,14 @@ def test_labels_of_a_judge_need_one():
         label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), {}, {})]), "judge")
 
 
+def test_an_unknown_kind_of_label_is_named():
+    """Regression: labelled by agreement, with a description that raised a bare KeyError."""
+    drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
+    with pytest.raises(ConfigurationError, match="labels cannot be 'guess'") as caught:
+        label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), drafts, {})]), "guess")
+    assert caught.value.hint == "Choose one of auto, gold, judge, agreement."
+
+
 def test_a_judge_that_judged_nothing_is_not_named():
     """Regression: with gold labels, an error said to check that the unused judge replies Yes or No."""
     drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}

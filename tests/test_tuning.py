@@ -21,6 +21,7 @@ from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction, ridge_logistic
 from rgate_integrations.tuning.questions import Question
 from rgate_integrations.tuning.report import mean_tokens
+from rgate_integrations.tuning.training import TrainingOptions
 from tests.commands import printed
 from tests.tuning_parts import (
     Direct,
@@ -180,6 +181,13 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
         (TuneOptions, {"num_samples": -1}),
         (TuneOptions, {"seed": -1}),
         (TuneOptions, {"labels": "guess"}),
+        # Regression: a bare TypeError of the comparison.
+        (TuneOptions, {"tokens": "5"}),
+        # Regression: a bare KeyError, and errors of scikit-learn, while the gate was trained.
+        (TrainingOptions, {"draft": "guess"}),
+        (TrainingOptions, {"folds": 0}),
+        (TrainingOptions, {"tokens": 0}),
+        (TrainingOptions, {"seed": 2**32}),
         (Budget, {"rate": 1.5}),
         (Budget, {"rate": 0.5, "confidence": 0}),
         (MaxLoss, {"loss": 0}),

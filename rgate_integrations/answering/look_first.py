@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
 
-from rgate_integrations.decision import Decision, Outcome, Override, to_float
+from rgate_integrations.decision import Decision, Outcome, Override, to_float, valid_choice
 from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import (
@@ -82,10 +82,7 @@ class LookFirst(RoutingOptions):
             number = to_float(value)
             if number is None or not least <= number <= 1:
                 raise ConfigurationError(f"{name} must be a number in [{least}, 1], not {value!r}.")
-        if self.on_abstain not in ("retrieve", "direct"):
-            raise ConfigurationError(
-                f"on_abstain cannot be {self.on_abstain!r}.", hint='Use "retrieve" or "direct".'
-            )
+        valid_choice(self.on_abstain, "on_abstain", ("retrieve", "direct"))
         if not isinstance(self.model, PassageUtilityModel | None):
             raise ConfigurationError(
                 f"model= must be a PassageUtilityModel, not {type(self.model).__name__}.",

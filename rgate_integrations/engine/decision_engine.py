@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, get_args
 
-from rgate_integrations.decision import Decision, Request, valid_timeout
+from rgate_integrations.decision import Decision, Request, valid_choice, valid_timeout
 from rgate_integrations.engine.batching import Batcher, await_results, wait_results
 from rgate_integrations.engine.decider import Decider, OnError
 from rgate_integrations.engine.scoring import score_requests
@@ -58,14 +58,12 @@ class DecisionEngine(Decider):
         always: RuleOrRules = (),
         never: RuleOrRules = (),
     ) -> None:
-        if on_error not in ("retrieve", "raise"):
-            raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint='Use "retrieve" or "raise".')
         self._proxy = proxy if isinstance(proxy, Proxy) else None
         if proxy is not None:
             gate = gate.replace(proxy=getattr(proxy, "name", proxy))
         self.gate = gate
         self.rules = Rules.coerce(always, never)
-        self.on_error = on_error
+        self.on_error = valid_choice(on_error, "on_error", get_args(OnError))
         self.timeout = valid_timeout(timeout)
         self.llm = llm
         # Values that evidence keeps between batches, such as the vectors of examples.

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, needs_extra
+from rgate_integrations.decision import Draft, valid_choice
+from rgate_integrations.errors import ModelLoadError, needs_extra
 from rgate_integrations.models.base import (
     HasStates,
     HiddenStates,
@@ -111,11 +111,9 @@ class TransformersProxy(LanguageModel, HasStates):
         device: str = "auto",
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ) -> None:
-        if dtype not in ("auto", "float32", "bfloat16"):
-            raise ConfigurationError(f"Unknown dtype {dtype!r}.", hint="Use auto, float32 or bfloat16.")
         self.name = model
         self.device_name = device
-        self.dtype = dtype
+        self.dtype = valid_choice(dtype, "dtype", ("auto", "float32", "bfloat16"))
         self._lock = ModelLock()
         self._runner: ModelRunner | None = None
         reset_after_fork(self)

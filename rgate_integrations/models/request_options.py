@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from rgate_integrations.decision import Draft, valid_count
+from rgate_integrations.decision import Draft, valid_choice, valid_count
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.files import json_line
 from rgate_integrations.runtime.flow import Flow, Step
@@ -57,8 +57,7 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         valid_count(self.thinking_tokens, "thinking_tokens", least=0)
-        if self.think not in get_args(Think):
-            raise ConfigurationError(f"think cannot be {self.think!r}.", hint="Use off, low or as-is.")
+        valid_choice(self.think, "think", get_args(Think))
         if not isinstance(self.extra, Mapping):
             raise ConfigurationError(
                 f"extra must be a mapping, not {type(self.extra).__name__}.",

@@ -25,6 +25,8 @@ from rgate_integrations.tuning.questions import DraftKind, Example, recorded_dra
 
 SCORE_DIGITS = 5
 """Decimal digits of the scores in a calibration's provenance."""
+MAX_SEED = 2**32 - 1
+"""The largest seed of scikit-learn."""
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy")
 _MIN_LOGGED = 50
 _MAX_SCORES = 1_000_000  # a calibration file may come from an untrusted source

@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from rgate_integrations.decision import Draft
+from rgate_integrations.decision import Draft, valid_choice
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.index.embedder import Embedder
@@ -129,14 +129,14 @@ def label(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``"judge"`` has no judge, or the file has verdicts made with other settings of it.
+        ConfigurationError: ``kind`` is unknown or lacks its judge, or the file has verdicts made with other settings.
         DataFormatError: Gold answers are needed, but no question has any.
         ServerError: The judge could not be reached, or too many calls failed.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
     complete = answers.complete()
     with_gold = [answered for answered in complete if answered.question.gold]
-    if kind == "auto" and judge is not None:
+    if valid_choice(kind, "labels", get_args(LabelKind)) == "auto" and judge is not None:
         kind = "judge"
     elif kind == "auto":
         kind = "gold" if len(with_gold) == len(complete) else "agreement"

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.decision import Draft, valid_choice
+from rgate_integrations.errors import DataFormatError
 from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.files import as_paths, expand
 from rgate_integrations.runtime.records import Record, read_records
@@ -323,11 +323,10 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
 
     Args:
         examples: The questions.
-        folds: Folds of the cross-validation, or 0 for none.
+        folds: Folds of the cross-validation, at least 2, or 0 for none.
 
     Raises:
-        DataFormatError: All labels are the same, a label has fewer questions than there are folds, or there
-            is only one fold.
+        DataFormatError: All labels are the same, or a label has fewer questions than there are folds.
     """
     known = np.array([example.known for example in examples])
     right = int(known.sum())
@@ -338,10 +337,10 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
             hint=f"Add questions labelled {'unknown' if right else 'known'}: a gate learns from the difference.",
         )
     rarer = min(right, wrong)
-    if folds and not 2 <= folds <= rarer:
+    if folds > rarer:
         raise DataFormatError(
-            f"{right} known and {wrong} unknown questions cannot be split into {folds} folds: there must be at least "
-            "2 folds, and each needs a known and an unknown question.",
+            f"{right} known and {wrong} unknown questions cannot be split into {folds} folds: each needs a known and "
+            "an unknown question.",
             hint=(f"Use 2 to {rarer} folds (--folds). For more folds, add " if rarer > 1 else "Add ")
             + f"{'known' if right < wrong else 'unknown' if wrong < right else 'known and unknown'} questions.",
         )
@@ -355,8 +354,7 @@ def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[
         ConfigurationError: ``kind`` is not one of `DraftKind`.
         DataFormatError: ``kind`` is ``"recorded"``, and a question has no recorded draft.
     """
-    if kind not in get_args(DraftKind):
-        raise ConfigurationError(f'draft= (--draft) must be "proxy", "recorded" or "none", not {kind!r}.')
+    valid_choice(kind, "draft", get_args(DraftKind))
     if kind != "recorded":
         return [None] * len(questions)
     for question in questions:

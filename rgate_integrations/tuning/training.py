@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rgate_integrations.answering.claims import Claim, format_claims, parse_claims
 from rgate_integrations.answering.rewriting import REWRITE
-from rgate_integrations.decision import Draft
+from rgate_integrations.decision import Draft, valid_choice, valid_count
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
 from rgate_integrations.gates.papers.verdicts import (
@@ -30,6 +30,7 @@ from rgate_integrations.prompts import PromptTemplate, answer_prompt
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Progress, cached_answers, no_progress
+from rgate_integrations.tuning.evaluation import MAX_SEED
 from rgate_integrations.tuning.questions import LABEL, DataFile, DraftKind, Example, Question, recorded_drafts
 
 
@@ -77,7 +78,7 @@ class TrainingOptions:
 
     Attributes:
         draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` the LLM's, ``"none"`` only the question.
-        tokens: Number of draft tokens to read.
+        tokens: Number of draft tokens to read, at least 1.
         folds: Number of folds of the cross-validation that measures and calibrates a probe; at least 2.
         seed: Seed of all random choices.
         label: Name of the label, its key in the data, such as ``"closed_book_correct"``.
@@ -86,6 +87,9 @@ class TrainingOptions:
         system: System message of the prompt for drafts and answers (probes only); None keeps the default.
         recipe: Hyperparameters of fine-tuning; when None, those of the gate's paper (`RECIPES`).
         resume: Whether to continue an interrupted fine-tuning run.
+
+    Raises:
+        ConfigurationError: ``draft`` is not one of `DraftKind`, or a number is out of range.
     """
 
     draft: DraftKind = "proxy"
@@ -98,6 +102,11 @@ class TrainingOptions:
     system: str | None = None
     recipe: Recipe | None = None
     resume: bool = False
+
+    def __post_init__(self) -> None:
+        valid_choice(self.draft, "draft", get_args(DraftKind))
+        for name, least in {"tokens": 1, "folds": 2, "seed": 0}.items():
+            valid_count(getattr(self, name), name, least=least, most=MAX_SEED)
 
     @property
     def prompt(self) -> PromptTemplate:
@@ -143,7 +152,6 @@ def drafts_for(
     The proxy's drafts are cached, so a restarted run resumes. Recorded ones are cut to ``options.tokens``.
 
     Raises:
-        ConfigurationError: ``options.draft`` is not one of `DraftKind`.
         DataFormatError: ``options.draft`` is ``"recorded"``, and a question has no recorded draft.
         EvidenceError: The proxy must write drafts, but cannot generate text.
         ServerError: The proxy failed to write a draft.

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from rgate_integrations.decision import valid_choice, valid_count
 from rgate_integrations.engine.loading import DEFAULT_GATE, Corpus, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
@@ -26,7 +27,7 @@ from rgate_integrations.tuning.collection import (
     answers_file,
     no_progress,
 )
-from rgate_integrations.tuning.evaluation import question_folds
+from rgate_integrations.tuning.evaluation import MAX_SEED, question_folds
 from rgate_integrations.tuning.fitting import (
     FittedGate,
     check_learnable,
@@ -38,9 +39,6 @@ from rgate_integrations.tuning.questions import Questions, read_questions
 from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
-
-
-_MAX_NUMBER = 2**32 - 1  # the largest seed of scikit-learn
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,7 @@ class TuneOptions:
     corpus: Corpus | None = None
 
     def __post_init__(self) -> None:
-        if self.labels not in get_args(LabelKind):
-            raise ConfigurationError(
-                f"Unknown labels {self.labels!r}.", hint=f"Choose one of {', '.join(get_args(LabelKind))}."
-            )
+        valid_choice(self.labels, "labels", get_args(LabelKind))
         if self.labels == "judge" and self.judge is None:
             raise ConfigurationError('labels="judge" needs a judge.', hint="Pass judge= (--judge).")
         if not isinstance(self.policy, Policy):
@@ -96,9 +91,8 @@ class TuneOptions:
             )
         minima = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0, "seed": 0}
         for name, minimum in minima.items():
-            value = getattr(self, name)
-            if value is not None and not minimum <= value <= _MAX_NUMBER:
-                raise ConfigurationError(f"{name} must be from {minimum} to {_MAX_NUMBER:,}, not {value}.")
+            if getattr(self, name) is not None:
+                valid_count(getattr(self, name), name, least=minimum, most=MAX_SEED)
 
 
 @dataclass(frozen=True, repr=False)
