@@ -15,6 +15,7 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError, Missing
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.gates.tuned import draft_features
+from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
 from rgate_integrations.tuning.collection import Answered
@@ -208,6 +209,13 @@ def test_a_missing_library_is_named_before_the_llm_is_asked(tmp_path, prior, mon
     monkeypatch.setitem(sys.modules, "sklearn.model_selection", None)
     with pytest.raises(MissingDependencyError, match="sklearn"):
         tuned(tmp_path, prior, direct=pytest.fail)
+
+
+def test_a_proxy_without_states_is_refused_before_the_llm_is_asked(tmp_path, prior):
+    """Regression: it was refused after all answers were paid for."""
+    stateless = RemoteModel("http://localhost:9/v1", "blind")
+    with pytest.raises(EvidenceError, match="needs hidden states, which the model 'blind' does not provide"):
+        tuned(tmp_path, prior, direct=pytest.fail, options={"proxy": stateless})
 
 
 def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):

@@ -11,12 +11,14 @@ from typing import Any, get_args
 import numpy as np
 
 from rgate_integrations.decision import valid_choice, valid_count
+from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import DEFAULT_GATE, Corpus, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import CARD, CONFIG, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
+from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.files import check_output, expand, find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
@@ -159,10 +161,9 @@ def tune(
         ConfigurationError: ``out`` exists and ``update`` is false, or ``out`` contains the file ``questions`` or is
             not a tuned gate. Or ``direct`` or ``retrieve`` is of an unsupported type, or ``direct`` cannot give
             samples. Or one of them, or the judge, has other settings than when it gave the earlier answers.
-        DataFormatError: The log cannot be read, fewer than 20 questions have labels, or the answers without retrieval
-            are all right or all wrong.
+        DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all labels are the same.
         ModelLoadError: The gate ``options.init_from`` cannot be read or corrected, or the gate in ``out`` is damaged.
-        RGateError: The gate ``options.init_from`` could not judge a question.
+        RGateError: The gate ``options.init_from`` has a proxy without hidden states, or could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
         NoAnswerError: Answers were cut off, for example while the LLM was still thinking.
@@ -173,13 +174,14 @@ def tune(
     folder = expand(out)
     # Check the prior and the folder first, so that errors are raised before any LLM call is paid for.
     read_prior(options.init_from)
+    gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
+    require_states(gate.get_proxy())
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
     _check_replaceable(folder, update, questions)
     arms: dict[ArmName, Arm] = {"direct": as_arm(direct, "direct"), "retrieve": as_arm(retrieve, "retrieve")}
     arms |= sampling_arms(arms["direct"], options.num_samples)
     to_ask = read_questions(questions)
-    # A random sample, in the order of the log.
-    order = np.random.default_rng(options.seed).permutation(len(to_ask))
+    order = np.random.default_rng(options.seed).permutation(len(to_ask))  # a random sample in the log's order
     to_ask = [to_ask[index] for index in np.sort(order[: options.max_questions])]
     # We lock the answers and not the folder, because the folder is replaced as a whole at the end.
     with locked(answers_file(folder)):
@@ -187,7 +189,7 @@ def tune(
         if before is not None:
             before(len(to_ask), answers.count_missing(to_ask))
         failed = answers.ask(to_ask, concurrency=options.concurrency, progress=progress)
-        return _fit_and_write(answers, folder, failed, options, progress)
+        return _fit_and_write(answers, gate, folder, failed, options, progress)
 
 
 def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None:
@@ -213,7 +215,12 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
 
 
 def _fit_and_write(
-    answers: Answers, folder: Path, failed: int, options: TuneOptions, progress: Progress
+    answers: Answers,
+    gate: DecisionEngine,
+    folder: Path,
+    failed: int,
+    options: TuneOptions,
+    progress: Progress,
 ) -> TuneResult:
     """Label the answers, run the gate to be corrected on their questions, and fit and write the new gates."""
     labels = label(
@@ -227,7 +234,6 @@ def _fit_and_write(
     check_learnable(labels)
     direct = answers.arms["direct"]
     llm = direct.name + describe_thinking(direct, [answered.direct for answered in labels.answered])
-    gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
     readings = make_readings(gate, [answered.question.text for answered in labels.answered], progress)
     facts: dict[str, Any] = {"prior": options.init_from, "failed": failed}
     if labels.kind == "judge":
