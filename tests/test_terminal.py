@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -157,3 +158,24 @@ def test_a_closed_stream_is_no_failure(stream):
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
     assert (b"who?" in done.stdout) == (stream == "stderr")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no such device")
+@pytest.mark.parametrize(
+    "arguments", [("gates",), ("decide", "--json", "--gate", "constant:always"), ("--help",)]
+)
+def test_a_full_disk_behind_standard_output_is_an_error_with_a_hint(arguments):
+    """Regression: a traceback, and another one at the end of the process."""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "from rgate_integrations.cli import main; main()", *arguments],
+            input=b"who?\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            env={"PATH": "", "PYTHONPATH": ":".join(sys.path)},
+        )
+    assert done.returncode == 1
+    error, hint = done.stderr.decode().splitlines()
+    assert error == "error: Reading or writing failed: [Errno 28] No space left on device."
+    assert hint.startswith("hint: Check the disk")

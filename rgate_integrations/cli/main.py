@@ -67,8 +67,9 @@ def main() -> None:
     print_log(logging.WARNING)
     try:
         app()
-    except RGateError as error:
+    except (RGateError, OSError) as error:
         say_error(error)
+        sys.stdout = None  # type: ignore[assignment]  # what it could not write would fail again
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -157,11 +157,11 @@ def say_saved(folder: Path) -> None:
     say(f'Saved. Use it as load_gate("{gate_argument(folder)}") or --gate {gate_argument(folder)}.')
 
 
-def say_error(error: RGateError) -> None:
+def say_error(error: RGateError | OSError) -> None:
     """Print an error and its hint."""
-    say(f"error: {error.message}", err=True, fg="red")
-    if error.hint:
-        say(f"hint: {error.hint}", err=True)
+    say(f"error: {getattr(error, 'message', f'Reading or writing failed: {error}.')}", err=True, fg="red")
+    if hint := getattr(error, "hint", "Check the disk, and where standard output goes."):
+        say(f"hint: {hint}", err=True)
 
 
 def print_json(value: Any) -> None:
