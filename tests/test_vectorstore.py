@@ -136,6 +136,14 @@ def test_queries_are_embedded_in_their_own_way_and_mmr_prefers_what_is_different
     assert ids(store.similarity_search("aaa", k=1)) == ["ccc"]
 
 
+@pytest.mark.parametrize("k", [0, -1, "5"])
+def test_a_number_of_documents_that_cannot_be_meant_is_a_typed_error(store, k):
+    """Regression: the searches for variety returned nothing, or raised a bare TypeError."""
+    for search in (store.similarity_search, store.max_marginal_relevance_search):
+        with pytest.raises(ConfigurationError, match=f"k must be a whole number of at least 1, not {k!r}"):
+            search("a", k=k)
+
+
 FILTERS = [
     ({}, "012345x"),
     ({"n": 3}, "3"),

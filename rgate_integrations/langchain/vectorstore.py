@@ -14,6 +14,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
+from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import (
     ConfigurationError,
     IndexCorruptError,
@@ -226,7 +227,7 @@ class FaissVectorStore(VectorStore):
         """Return ``k`` of the ``fetch_k`` documents nearest to a vector; see `max_marginal_relevance_search`."""
         # Use a snapshot (which copies no vectors), because other threads may delete a document before its lookup.
         index = copy(self.index)
-        nearest = _without_scores(_search(index, [embedding], max(fetch_k, k), filter))
+        nearest = _without_scores(_search(index, [embedding], max(fetch_k, valid_count(k, "k")), filter))
         vectors = list(index.vectors(str(document.id) for document in nearest))
         chosen = maximal_marginal_relevance(np.asarray(embedding), vectors, lambda_mult=lambda_mult, k=k)
         return [nearest[position] for position in chosen]
