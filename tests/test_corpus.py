@@ -294,6 +294,22 @@ def test_a_damaged_profile_is_a_typed_error(fake, tmp_path, damage, message):
 
 
 @pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CorpusProfile.load("missing/.."), "'missing/..' contains no profile"),
+        (lambda: CorpusProfile.load("A passage. " * 99), "^'A passage[^']{,200} contains no profile"),
+        (lambda: CorpusProfile.from_texts(3), "must be a string, not int"),
+        (lambda: CorpusProfile.from_texts(None), "must be a string, not NoneType"),
+    ],
+)
+def test_what_is_neither_a_profile_nor_texts_is_a_typed_error(make, message):
+    """Regression: another typed error, one that quoted the whole text, and bare TypeErrors."""
+    with pytest.raises(ProfileError, match=message) as caught:
+        make()
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
     ("texts", "outdated"), [(LOGGER, False), ([*LOGGER, LEAVE[0]], False), (LEAVE, True)]
 )
 def test_a_profile_knows_when_its_corpus_has_changed(fake, texts, outdated):

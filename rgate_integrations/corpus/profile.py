@@ -318,7 +318,7 @@ class CorpusProfile:
         root = find_folder(folder)
         if not os.path.isfile(root / CONFIG):
             raise ProfileError(
-                f"{str(folder)!r} contains no profile.",
+                f"{str(folder)!r:.200} contains no profile.",
                 hint=f"{_MAKE_AGAIN} For the texts themselves, use CorpusProfile.from_texts(texts).",
             )
         try:

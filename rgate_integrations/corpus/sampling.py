@@ -7,6 +7,8 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rgate_integrations.errors import ProfileError
 
 _MAX_CHARS = 2_000  # characters of a passage; a longer text is a document, which is split
@@ -61,7 +63,7 @@ def overlap(one: tuple[int, ...], other: tuple[int, ...]) -> float:
 
 
 def _passages(texts: Iterable[str]) -> Iterator[str]:
-    for text in [texts] if isinstance(texts, str) else texts:
+    for text in [texts] if isinstance(texts, str) or not np.iterable(texts) else texts:
         if not isinstance(text, str):
             raise ProfileError(
                 f"A passage or description must be a string, not {type(text).__name__}.",
