@@ -80,15 +80,18 @@ def test_a_file_below_the_home_is_found_where_it_was_written(tmp_path, monkeypat
     assert saved == PassageIndex.load("~/index", Letters()).folder == home / "index"
 
 
-@pytest.mark.parametrize("name", [".", "/", ".."])
+@pytest.mark.parametrize("name", [".", "/", "..", "missing/..", "HERE"])
 def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
+    # Regression: written out, the current folder was replaced.
+    name = name.replace("HERE", str(tmp_path))
     with pytest.raises(ConfigurationError, match="Cannot write to"):
         write_folder(name, {"a": "1"})
     # Regression: an empty current folder passed the check, and the work was lost at its end.
     with pytest.raises(ConfigurationError, match="Cannot write to"):
         check_output(name, files=("a",))
-    assert find_folder(name).is_dir()
+    # Regression: of a folder that is only read, the error was that it cannot be written.
+    assert find_folder(name) == Path(name)
     assert list(tmp_path.iterdir()) == []
 
 

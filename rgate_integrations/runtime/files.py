@@ -48,7 +48,7 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
         content: The content; text is written as UTF-8.
 
     Raises:
-        ConfigurationError: The path is ``.``, ends in ``..``, or is the root.
+        ConfigurationError: The path is the current folder or the root, or ends in ``..``.
         WriteError: The file could not be written, for example because the disk is full; an earlier one is
             unchanged.
     """
@@ -117,10 +117,8 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
             one of these files, or the lock file or unfinished copy of one. ``README.md`` does not count.
 
     Raises:
-        ConfigurationError: The folder may not be replaced, cannot be read, or is a file; or its path is ``.``, ends
-            in ``..``, or is the root.
+        ConfigurationError: The folder may not be replaced, cannot be read, or is a file.
     """
-    _beside(target, "before")  # raises now if the folder could not be renamed after the work
     if os.path.isfile(target):
         raise ConfigurationError(f"{str(target)!r} is a file, not a folder.", hint="Choose another name.")
     try:
@@ -147,9 +145,11 @@ def check_output(out: str | Path, *inputs: object, files: Iterable[str] | None =
         files: For a folder, names of the new files, see `check_replaceable`.
 
     Raises:
-        ConfigurationError: An input is the output, or inside it, or the folder may not be replaced.
+        ConfigurationError: An input is the output, or inside it, or the folder may not be replaced; or the output is
+            the current folder or the root, or its path ends in ``..``.
     """
     target = find_folder(out)
+    _beside(target, "before")  # raises now if it could not be renamed after the work
     for path in inputs:
         source = os.path.expanduser(path) if isinstance(path, str | Path) else ""
         # `samefile` follows links, also where a file system ignores case.
@@ -168,7 +168,7 @@ def find_folder(folder: str | Path) -> Path:
     """Return the path of a folder's content: the folder, or its backup if `rename_folder` was killed halfway."""
     # For an impossible file name, `os.path` returns False and `Path` raises.
     target = expand(folder)
-    if os.path.exists(target):
+    if os.path.exists(target) or target.name == "..":  # which has no backup
         return target
     backup = _beside(target, "before")
     return backup if os.path.isdir(backup) else target
@@ -448,7 +448,7 @@ def _temporary(target: Path) -> Iterator[Path]:
     """Yield a temporary path in the target's folder; after an error, what was written there is removed.
 
     Raises:
-        ConfigurationError: The target's path is ``.``, ends in ``..``, or is the root.
+        ConfigurationError: The target is the current folder or the root, or its path ends in ``..``.
         WriteError: The target could not be written.
     """
     temporary = _beside(target, uuid.uuid4().hex[:12])
@@ -466,9 +466,9 @@ def _beside(target: Path, mark: str) -> Path:
     """Return the hidden path ``.NAME-MARK`` next to the target, from where a rename to the target is atomic.
 
     Raises:
-        ConfigurationError: The target's path is ``.``, ends in ``..``, or is the root.
+        ConfigurationError: The target is the current folder or the root, or its path ends in ``..``.
     """
-    if target.name in ("", ".."):  # the current folder, or the root
+    if target.name in ("", "..") or (os.path.exists(target) and os.path.samefile(target, os.curdir)):
         raise ConfigurationError(
             f"Cannot write to {str(target)!r}: it is the current folder, one above it, or the root.",
             hint="Give the path of a new file or folder, such as './out'.",

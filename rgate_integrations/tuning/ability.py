@@ -16,7 +16,7 @@ from rgate_integrations.gates.ability import ABILITY, Ability, resolve_ability, 
 from rgate_integrations.gates.heads import ALWAYS_READ
 from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import SHIPPED, check_replaceable, expand, locked
+from rgate_integrations.runtime.files import SHIPPED, check_output, expand, locked
 from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.arms import Arm, describe_thinking
@@ -87,7 +87,7 @@ def measure_ability(
         WriteError: A file could not be written, for example because the disk is full.
     """
     folder = expand(out)
-    check_replaceable(folder, (ABILITY,))
+    check_output(folder, files=(ABILITY,))
     # Not the file of `tune` and `collect`, whose other questions would count as anchors.
     answers_path = answers_file(folder.with_name(f"{folder.name}.ability"))
     # We lock the answers and not the folder, because the folder is replaced as a whole at the end.

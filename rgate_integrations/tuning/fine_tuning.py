@@ -22,7 +22,7 @@ from rgate_integrations.gates.folder import ADAPTER, save_adapter
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.pretrained import quiet
-from rgate_integrations.runtime.files import check_replaceable, expand, rename_folder, write_atomically
+from rgate_integrations.runtime.files import check_output, expand, rename_folder, write_atomically
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.questions import DataFile, all_examples, check_labels
 from rgate_integrations.tuning.self_labels import SampledLabel
@@ -175,7 +175,7 @@ def fine_tune(
             "There is nothing to train on: no line has claims that can be used.",
             hint='A line needs "question" and "claims": [{"claim": "…"}]. Remove tags such as <Query> from claims.',
         )
-    check_replaceable(out := expand(out), (ADAPTER,))
+    check_output(out := expand(out), files=(ADAPTER,))
     proxy = TransformersProxy(model)
     rows = _as_rows(pairs, proxy)
     # The identity includes the rows, because other labels for the same questions make it another run.
