@@ -85,6 +85,13 @@ def test_whatever_a_retriever_returns_the_upstream_is_asked(found, look_first):
         assert gateway_headers(between.ask("known"))["decision"] == "direct"
 
 
+def test_too_few_lists_of_hits_are_an_error(caplog):
+    """Regression: they passed for a search that found nothing."""
+    with gateway(Words(), shelf=Returns([])) as between:
+        assert gateway_headers(between.ask())["passages"] == "0"
+    assert "The search failed: TypeError: The retriever returned 0 lists of hits for 1 queries" in caplog.text
+
+
 @pytest.mark.parametrize("look_first", [False, True])
 def test_no_more_passages_are_read_than_were_asked_for(look_first):
     many = [

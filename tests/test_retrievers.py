@@ -145,6 +145,21 @@ def test_a_text_is_a_passage_and_a_hit_is_itself():
     assert as_hit("a", "q") == Hit(Passage("a", "a"), 0.0, "q")
 
 
+@pytest.mark.parametrize(
+    ("ids", "identity"),
+    [
+        ({"id": 0}, "0"),
+        ({"node_id": 0}, "0"),
+        ({"id": "", "node_id": "n"}, "n"),
+        ({"id": None}, "a"),
+        ({}, "a"),
+    ],
+)
+def test_zero_is_an_id_and_an_empty_text_is_none(ids, identity):
+    """Regression: the first document of a store that counts from 0 got its text as its id."""
+    assert as_hit({"text": "a", **ids}, "q").passage.id == identity
+
+
 @pytest.mark.parametrize("results", ["a text", {"text": "a"}, [7], [{"title": "no text"}], [None]])
 def test_what_is_no_passage_is_an_error(results):
     with pytest.raises(TypeError, match=r"The search returned|A result of the search, of type"):

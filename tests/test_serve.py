@@ -494,8 +494,18 @@ def test_a_gate_that_raises_when_the_server_starts_becomes_ready(caplog):
 
 def test_a_server_whose_queue_is_full_when_it_starts_becomes_ready(words):
     """Regression: the error of the queue ended the attempts to load the models."""
-    with serving_gate(words, queue=0) as url:
+    service = DecisionService(words, queue=1)
+    with service.counting(1), listening(make_app(service)) as url:
         wait_until_ready(url)
+
+
+@pytest.mark.parametrize("queue", [0, -1, "9"])
+def test_a_queue_without_places_is_refused(queue):
+    """Regression: it rejected every question, or ended in a bare TypeError at the first one."""
+    with pytest.raises(
+        ConfigurationError, match=f"queue must be a whole number of at least 1, not {queue!r}"
+    ):
+        DecisionService(Words(), queue=queue)
 
 
 def test_without_the_extra_the_command_names_it():

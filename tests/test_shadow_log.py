@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rgate_integrations.engine.loading import WARM_UP
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
@@ -68,3 +68,11 @@ def test_a_file_that_is_no_shadow_log_is_refused_when_the_server_starts(tmp_path
     with pytest.raises(DataFormatError, match="cannot be continued"):
         Gateway(DecisionService(Words()), Upstream("http://x"), shadow=path)
     assert path.read_text() == content
+
+
+@pytest.mark.parametrize("options", [{"k": 0}, {"look_first": True}])
+def test_no_shadow_log_is_made_by_a_gateway_whose_other_options_are_refused(tmp_path, options):
+    """Regression: an empty file stayed behind."""
+    with pytest.raises(ConfigurationError):
+        Gateway(DecisionService(Words()), Upstream("http://x"), shadow=tmp_path / "log.jsonl", **options)
+    assert list(tmp_path.iterdir()) == []

@@ -86,7 +86,7 @@ class SearchFunction:
 def as_hit(result: Any, query: str) -> Hit:
     """Convert a search result, such as a document, a node or a text, to a hit.
 
-    Without an id (0 and "" count as none), the text is the passage's id. Without a score, the score is 0.
+    Without an id ("" counts as none), the text is the passage's id. Without a score, the score is 0.
 
     Raises:
         TypeError: The result has no text.
@@ -103,7 +103,8 @@ def as_hit(result: Any, query: str) -> Hit:
         raise TypeError(
             f"A result of the search, of type {type(result).__name__}, has no string in text or page_content."
         )
-    identity = get_field(record, "id") or get_field(record, "node_id") or text
+    ids = get_field(record, "id"), get_field(record, "node_id")
+    identity = next((found for found in ids if found not in (None, "")), text)
     metadata = get_field(record, "metadata") or {}
     title = get_field(record, "title") or metadata.get("title") or ""
     # LangChain's documents have no score, and fusion only needs the order.

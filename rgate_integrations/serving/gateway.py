@@ -106,7 +106,6 @@ class Gateway:
         self.strategy = Strategy(
             partial_answers, LookFirst.coerce(look_first), chooses_corpus=len(retrievers) > 1
         )
-        self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and not retrievers:
             raise ConfigurationError(
                 "look_first= (--look-first) and AnswerFirst.prefetch need a retriever.",
@@ -125,6 +124,8 @@ class Gateway:
         }
         self._k = valid_count(k, "k")
         self._condense = condense
+        # The last one, because it makes a file.
+        self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         # The event loop keeps only weak references to tasks: without this set, they could be garbage collected.
         self._logging: set[asyncio.Task[None]] = set()
 

@@ -51,7 +51,8 @@ class LimitedSearch:
 
         Raises:
             SearchError: The search timed out or crashed, or searches are paused.
-            Exception: The error of the retriever, or a `TypeError` if it returned something other than hits.
+            Exception: The error of the retriever, or a `TypeError` if it returned something other than one list of
+                hits per query.
         """
         # Without pauses, a retriever that hangs would use up all threads. One search per pause tests if it is back.
         if self._late >= _LATE_IN_A_ROW:
@@ -108,6 +109,8 @@ class LimitedSearch:
                 f"The retriever raised {type(error).__name__}, which a search must not raise.",
                 hint="Catch it in the retriever, and raise an ordinary exception instead, such as RuntimeError.",
             ) from error
+        if len(hits) < len(queries):
+            raise TypeError(f"The retriever returned {len(hits)} lists of hits for {len(queries)} queries.")
         for hit in chain.from_iterable(hits):
             passage = getattr(hit, "passage", None)
             texts = [getattr(passage, name, None) for name in ("text", "title")]

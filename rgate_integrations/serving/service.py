@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
-from rgate_integrations.decision import Decision, Draft, valid_timeout
+from rgate_integrations.decision import Decision, Draft, valid_count, valid_timeout
 from rgate_integrations.engine.decider import Decider, read_item
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
@@ -118,10 +118,10 @@ class DecisionService:
     Args:
         gate: The gate.
         timeout: Seconds for a decision; a late decision retrieves.
-        queue: Number of questions that may wait; further ones are rejected at once.
+        queue: Number of questions that may wait, at least 1; further ones are rejected at once.
 
     Raises:
-        ConfigurationError: ``timeout`` is not a number above 0, or ``gate`` is not a gate.
+        ConfigurationError: ``timeout`` is not a number above 0, ``queue`` is below 1, or ``gate`` is not a gate.
 
     Attributes:
         metrics: What the server counts and measures, for Prometheus.
@@ -131,7 +131,7 @@ class DecisionService:
         self.gate = resolve_gate(gate)
         self.metrics = Metrics()
         self.timeout = valid_timeout(timeout) or math.inf
-        self._queue = queue
+        self._queue = valid_count(queue, "queue")
         self._waiting = 0
         # Bounded, because clients can send any name.
         self._gates = lru_cache(_MAX_LLMS)(partial(LLMGates.for_llm, self.gate))
