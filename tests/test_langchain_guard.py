@@ -164,6 +164,13 @@ def test_options_of_a_rewriter(options, queries):
     assert ClaimQueryRewriter(Judge(draft=DRAFT), **options).invoke("Who is unknown Ada?") == queries
 
 
+@pytest.mark.parametrize("value", ["", " ", {"question": ""}])
+@each(INVOKES)
+def test_a_rewriter_has_no_queries_for_an_empty_question(value, call):
+    """Regression: an empty text was searched for."""
+    assert call(ClaimQueryRewriter(Judge()), value) == []
+
+
 # --- what listeners see ------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ class JudgedClaim(Frozen):
 
 
 class QueryPlan(Frozen):
-    """The queries for a question; empty if it needs no retrieval.
+    """The queries for a question; empty if it needs no retrieval, or there is no question.
 
     Attributes:
         question: The question.
@@ -82,7 +82,7 @@ def plan_queries(
     paper searches only for claims; its published code adds the question, which is the default here.
 
     Args:
-        decisions: Decisions of a gate; those that do not retrieve get an empty plan.
+        decisions: Decisions of a gate; those that do not retrieve, or have no question, get an empty plan.
         gate: Judges the claims that the rewriter keeps, except sub-questions. With None, none is dropped as known.
         threshold: Claims with a P(known) below this are searched for; the gate's own threshold when None.
         rewriter: Turns drafts into claims; by default, each sentence is a claim.
@@ -121,7 +121,7 @@ def plan_queries_flow(
 ) -> Flow[list[QueryPlan]]:
     """Return what `plan_queries` returns, as a `Flow`: for other flows or, with `arun`, for an event loop."""
     # Known questions are left out, because a rewriter that is a model costs time for each draft.
-    unknown = [decision for decision in decisions if decision.retrieve]
+    unknown = [decision for decision in decisions if decision.retrieve and decision.question]
     rewritten: list[list[Claim]] = []
     if unknown:
         rewritten = yield Call(rewriter or rewrite_by_sentence, None, unknown)
@@ -136,7 +136,7 @@ def plan_queries_flow(
     plans = []
     for decision in decisions:
         plan = QueryPlan(question=decision.question)
-        if decision.retrieve:
+        if decision.retrieve and decision.question:
             claims = list(islice(judged, next(claim_counts)))
             plan = _plan(decision.question, claims, always_include_question, max(max_queries, 1))
         plans.append(plan)
