@@ -64,8 +64,8 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     """A runnable from a question to search queries, which are the question and the claims of its draft.
 
     A known or empty question gets ``[]``. ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch
-    calls the gate once for the questions and, if the claims are filtered, once for all claims. If a surrounding router
-    has the same gate and searches before it decides, every question is a query, without a decision.
+    calls the gate once for the questions and, if the claims are filtered, once for all claims. If a surrounding
+    router has the same gate and searches before it decides, every question is a query, without a decision.
 
     Args:
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
