@@ -168,8 +168,14 @@ def test_a_conversation_goes_through_the_models_template(proxy):
     of_old_agents = [HumanMessage("Hi"), FunctionMessage("12", name="add")]  # regression: KeyError
     expected = proxy.encoder.encode_chat([conversation[0], {"role": "function", "content": "12"}])
     assert chat.invoke(of_old_agents).usage_metadata["input_tokens"] == len(expected)
-    with pytest.raises(ConfigurationError, match="only read text"):
-        chat.invoke([HumanMessage([{"type": "image", "url": "https://example.org/a.png"}])])
+    # Regression: of the assistant's, the image was left out without a word.
+    for kind in (HumanMessage, AIMessage):
+        with pytest.raises(ConfigurationError, match="only read text"):
+            chat.invoke([kind([{"type": "image", "url": "https://example.org/a.png"}]), HumanMessage("Who?")])
+    turns[1] = AIMessage([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hello!"}])
+    turns[1].tool_calls = [{"name": "add", "args": {}, "id": "1"}]
+    expected = proxy.encoder.encode_chat(conversation)
+    assert chat.invoke(turns).usage_metadata["input_tokens"] == len(expected)
     with pytest.raises(ConfigurationError, match="'top_p'"):
         chat.invoke("Hi", top_p=0.5)
 

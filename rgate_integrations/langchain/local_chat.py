@@ -25,6 +25,7 @@ from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.streamed_answer import GenerationOptions
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
+_MEDIA = ("image", "audio", "video", "file", "text-plain")
 
 
 class LocalChat(BaseChatModel, GenerationOptions):
@@ -46,9 +47,9 @@ class LocalChat(BaseChatModel, GenerationOptions):
         proxy: A model that is loaded already, used instead of ``model_name``.
 
     Raises:
-        ConfigurationError: Raised by a call: a message other than the assistant's has content other than text, an
-            option is unknown, the prompt fills the model's context, ``layers`` names a layer that does not exist, or
-            the model's chat template is missing or rejects the messages.
+        ConfigurationError: Raised by a call: a message has content other than text (the assistant's may have thoughts
+            and tool calls), an option is unknown, the prompt fills the model's context, ``layers`` names a layer that
+            does not exist, or the model's chat template is missing or rejects the messages.
         RGateError: Raised by a call: the model cannot be loaded.
         pydantic.ValidationError: An option is out of range.
 
@@ -143,12 +144,16 @@ def _turn(message: BaseMessage) -> dict[str, str]:
     """Return a message as a turn for a chat template, with ``role`` and ``content``.
 
     Raises:
-        ConfigurationError: The message has content other than text, and is not the assistant's.
+        ConfigurationError: The message has content other than text; the assistant's may have thoughts and tool calls.
     """
     # A history may have chunks, such as the sum of an earlier stream.
     kind = message_chunk_to_message(message).type if isinstance(message, BaseMessageChunk) else message.type
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(kind, kind)
-    if role != "assistant" and any(block["type"] != "text" for block in message.content_blocks):
+    # The assistant's thoughts and tool calls are left out, but nobody's media.
+    if any(
+        block["type"] in _MEDIA or (role != "assistant" and block["type"] != "text")
+        for block in message.content_blocks
+    ):
         raise ConfigurationError(
             f"A local model can only read text, but a message of type {message.type!r} has other content.",
             hint="Remove images and files.",
