@@ -209,6 +209,13 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
     ("name", "options", "error", "why"),
     [
         ("token_probabilty", {}, UnknownNameError, "token_probability"),
+        # Regression: the hint suggested the very name that was given.
+        (
+            "calibrated",
+            {"inner": {"gate": "default"}},
+            UnknownNameError,
+            "kind of gate .*'default'.* Known names",
+        ),
         ("ik", {"tokenz": 3}, ConfigurationError, "parameters are"),
         ("ik:32", {}, ConfigurationError, "takes no argument"),
         ("boundary:accuracy", {}, ConfigurationError, "needs an adapter"),

@@ -53,7 +53,12 @@ def gate_class(name: str) -> type[Gate]:
         UnknownNameError: No kind of gate has that name; the hint suggests names.
     """
     if name not in _GATES:
-        raise unknown_name("gate", name, [*_GATES, *shipped()])
+        # `make_gate` takes the names of shipped gates, but a config does not.
+        raise (
+            unknown_name("kind of gate", name, _GATES)
+            if name in shipped()
+            else unknown_name("gate", name, [*_GATES, *shipped()])
+        )
     gate: type[Gate] = pkgutil.resolve_name(f"{__package__}.{_GATES[name]}")
     return gate
 
