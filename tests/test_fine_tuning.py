@@ -55,6 +55,10 @@ def test_rewriter_pairs(tmp_path):
     assert "<Query(size of Paris)>" in pair.target
     with pytest.raises(DataFormatError, match="line 1: claims is missing"):
         rewriter_pairs([write(tmp_path / "claims.jsonl", {"question": "q?"})])
+    # Regression: items that are no objects were left out without a word.
+    line["claims"] = [*claims, "Paris is old."]
+    with pytest.raises(DataFormatError, match="line 1: claims is missing or not a list of objects"):
+        rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
 
 
 # --- fine-tuning ---------------------------------------------------------------------------------------------

@@ -284,14 +284,14 @@ def _print_claims(record: Record) -> str:
     The text is empty if ``claims`` holds no claim with text, or if `parse_claims` would not find all claims in it.
 
     Raises:
-        DataFormatError: ``claims`` is missing or not a list, or a value of a claim has the wrong type.
+        DataFormatError: ``claims`` is missing or not a list of objects, or a value of a claim has the wrong type.
     """
     annotated = record.fields.get("claims")
-    if not isinstance(annotated, list):
-        raise record.error("claims is missing or not a list")
+    if not isinstance(annotated, list) or not all(isinstance(fields, dict) for fields in annotated):
+        raise record.error("claims is missing or not a list of objects")
     claims = []
     for fields in annotated:
-        annotation = Record(record.where, fields if isinstance(fields, dict) else {}, record.hint)
+        annotation = Record(record.where, fields, record.hint)
         text, needs_search = annotation.optional_text("claim"), annotation.fields.get("needs_search")
         if text and not isinstance(needs_search, bool | None):
             raise record.error(
