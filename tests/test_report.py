@@ -203,10 +203,15 @@ def test_monitoring_from_the_command_line(tmp_path):
         line |= {"question": f"q{number}", "p_covered": 0.9 if number % 2 else 0.1}
     output = printed("monitor", write(tmp_path / "log.jsonl", *lines), "--gate", tmp_path / "gate")
     assert "Of 100 questions, 50.0% are about a corpus." in output
-    assert "25 are not, and the LLM may not know the answers either:" in output
+    # Regression: that these are not all was not said.
+    assert "25 are not, and the LLM may not know the answers either; the first 20:" in output
     assert [line.strip() for line in output.splitlines() if line.startswith("  q")] == [
         f"q{2 * i}" for i in range(20)
     ]
+    output = printed(
+        "monitor", write(tmp_path / "few.jsonl", *lines[:40], *lines[50:]), "--gate", tmp_path / "gate"
+    )
+    assert "20 are not, and the LLM may not know the answers either:" in output
     assert isinstance(rgate("monitor", log, "--gate", "default").exception, DataFormatError)  # a probe
     # Regression: the decisions that a corpus had overridden were left out, so the others seemed to have changed.
     for line in lines[40:]:

@@ -326,7 +326,10 @@ def monitor(
             logged.append(p_known)
     if covered:
         say(f"Of {len(covered)} questions, {sum(covered) / len(covered):.1%} are about a corpus.")
-        say(f"{len(gaps)} are not, and the LLM may not know the answers either{':' if gaps else '.'}")
+        say(
+            f"{len(gaps)} are not, and the LLM may not know the answers either"
+            + (f"; the first {_SHOWN_GAPS}:" if len(gaps) > _SHOWN_GAPS else ":" if gaps else ".")
+        )
         for question in gaps[:_SHOWN_GAPS]:
             say(f"  {' '.join(question.split())[:110]}")
     scores = calibration.numbers("scores")
