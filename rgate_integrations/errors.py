@@ -76,7 +76,10 @@ class ChecksumError(DownloadError):
 
 
 class WriteError(RGateError, OSError):
-    """A file or folder could not be written (full disk, quota, permissions). An existing one is unchanged."""
+    """A file or folder could not be written (full disk, quota, permissions).
+
+    An existing one is unchanged; an existing log keeps its complete lines.
+    """
 
 
 class LockedError(RGateError):

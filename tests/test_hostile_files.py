@@ -151,9 +151,9 @@ def test_any_file_is_read_or_named(name, kind, records, noise, at, tmp_path):
         ),
         ({"question": "\ud800?"}, "line 1: question is empty or not a string.*unicode"),
         ({"question": " "}, "line 1: question is empty or not a string"),
-        ({"closed_book_text": ["x"]}, "line 1: closed_book_text is not a string or number"),
+        ({"closed_book_text": ["x"]}, "line 1: closed_book_text is not a string or finite number"),
         # Regression: a missing value of pandas was read as the text "nan", of an answer, too.
-        ({"closed_book_text": float("nan")}, "line 1: closed_book_text is not a string or number"),
+        ({"closed_book_text": float("nan")}, "line 1: closed_book_text is not a string or finite number"),
         ({"gold_answers": float("nan")}, "line 1: gold_answers is neither a string nor a list"),
         ({"gold_answers": ["x", float("inf")]}, "line 1: gold_answers is neither a string nor a list"),
         ({"gold_answers": True}, "line 1: gold_answers is neither a string nor a list"),

@@ -61,7 +61,7 @@ class Record:
         Raises:
             DataFormatError: The value is neither a string nor a finite number.
         """
-        return self._read(key, _OPTIONAL_TEXT, problem=f"{key} is not a string or number") or ""
+        return self._read(key, _OPTIONAL_TEXT, problem=f"{key} is not a string or finite number") or ""
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return the string or number under a key, or a list of them, as stripped strings; empty if missing or null.
