@@ -26,6 +26,10 @@ ARMS = {
     "with fallbacks": lambda gate: gate.guard(Search()).with_fallbacks([Search()]) | texts,
     "with a name": lambda gate: gate.guard(Search()).with_config(run_name="guard") | texts,
     "a rewriter": lambda gate: ClaimQueryRewriter(gate) | (lambda queries: [f"about {q}" for q in queries]),
+    # Regression: the inner router emitted the decision a second time.
+    "another router": lambda gate: gate.route(
+        retrieve=gate.guard(Search()) | texts, direct=lambda _: ["direct"]
+    ),
 }
 
 
