@@ -33,12 +33,13 @@ from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
 from rgate_integrations.langchain.bound_decision import (
     AHEAD_KEY,
     bind_decision,
+    emit_decision_event,
     read_threshold,
 )
 from rgate_integrations.langchain.chat_models import instances_in
 from rgate_integrations.langchain.documents import as_passage, rankings_in
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
-from rgate_integrations.langchain.query_planner import check_decision, emit_unless_routed
+from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
 from rgate_integrations.langchain.search_ahead import ArmSearch, RetrieverRuns, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
@@ -419,7 +420,7 @@ class RouterCall(RoutedCall[RouterInput]):
 
     def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
         """Emit the decision unless an outer router did, and bind it, so that the same gate in an arm reuses it."""
-        yield from emit_unless_routed(item.run, decision)
+        yield from emit_decision_event(decision, item.run.child())
         # Emitted here, because components inside the arm do not emit a decision that they reuse.
         item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)
 
