@@ -135,8 +135,7 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
         decision: The decision.
         config: The config of the run that made it; when None, that of the surrounding run.
     """
-    bound = read_bound(search_config(ensure_config(config)))
-    if bound is not None and (
+    if (bound := read_bound(search_config(ensure_config(config)))) is not None and (
         bound.decision is decision or (bound.question is None and bound.about(decision.question) == decision)
     ):
         return
