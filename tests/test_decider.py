@@ -11,7 +11,7 @@ from rgate_integrations.decision import Failure
 from rgate_integrations.engine.decider import Failed
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.engine.loading import answer_first_gates, resolve_gate
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, ServerError
 from rgate_integrations.runtime.flow import arun, run
 
 DRIVERS = {"run": run, "arun": lambda flow: asyncio.run(arun(flow))}
@@ -132,6 +132,19 @@ def test_whatever_an_own_gate_does_wrong_retrieves_or_is_raised(
     monkeypatch.setattr(Odd, "on_error", "raise", raising=False)
     with pytest.raises(Exception, match=message):
         decide(Odd(), "a b", "c d")
+
+
+@pytest.mark.parametrize("end", ["", ".", "?"])
+def test_a_failure_and_its_hint_are_two_sentences_of_the_log(decide, caplog, end):
+    """Regression: "All connection attempts failed Check the URL"."""
+
+    class Down(Own):
+        def decide_batch(self, requests):
+            raise ServerError(f"The server is down{end}", hint="Start it.")
+
+    with caplog.at_level(logging.WARNING, "rgate_integrations"):
+        decide(Down(), "a b")
+    assert caplog.messages[-1].endswith(f"ServerError: The server is down{end or '.'} Hint: Start it.")
 
 
 @pytest.mark.parametrize("threshold", ["high", math.nan, -1, True, lambda: 0.3])

@@ -166,7 +166,13 @@ def test_inputs(gate, value):
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [({"x": 1}, "no key"), (3, "from int"), ([], "no human"), ([AIMessage("a")], "no human")],
+    [
+        ({"x": 1}, "no key"),
+        (3, "from int"),
+        ([("nobody", "x")], r"from list: .*'nobody'.* Hint: Pass a string"),  # on one line
+        ([], "no human"),
+        ([AIMessage("a")], "no human"),
+    ],
 )
 @each(INVOKES)
 def test_inputs_without_a_question(gate, call, value, why):

@@ -9,10 +9,20 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
+from rgate_integrations.langchain import (
+    ClaimQueryRewriter,
+    RetrievalGate,
+    RetrievalGateMiddleware,
+    gate_node,
+)
 from rgate_integrations.langchain.router import RetrievalRouter
 from tests.begun_answers import LOOK, EventRecorder, Librarian, Shelf, Writer
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
+
+
+def as_found(state):
+    return [f"about {state['retrieval_decision'].question}"]
+
 
 ARMS = {
     "the guard": lambda gate: gate.guard(Search()) | texts,
@@ -26,6 +36,15 @@ ARMS = {
     "with fallbacks": lambda gate: gate.guard(Search()).with_fallbacks([Search()]) | texts,
     "with a name": lambda gate: gate.guard(Search()).with_config(run_name="guard") | texts,
     "a rewriter": lambda gate: ClaimQueryRewriter(gate) | (lambda queries: [f"about {q}" for q in queries]),
+    # Regression: each of these emitted the decision a second time.
+    "another router": lambda gate: gate.route(retrieve=gate.guard(Search()) | texts, direct=lambda _: []),
+    "a node of a graph": lambda gate: gate_node(gate) | as_found,
+    "an agent": lambda gate: (
+        RunnableLambda(
+            lambda asked: RetrievalGateMiddleware(gate, tools=["x"]).before_agent({"messages": [asked]}, None)
+        )
+        | as_found
+    ),
 }
 
 

@@ -1,6 +1,8 @@
 """LlamaIndex: agents whose tools are called only for what the LLM does not know, on a server that follows rules."""
 
+import copy
 import json
+import pickle
 
 import pytest
 from llama_index.core.agent.workflow import (
@@ -128,6 +130,18 @@ def test_tools_of_every_kind(gate, call, tool):
     known = call(guarded, "call", "a thing")
     assert (known.content, known.tool_name, known.raw_output.reason) == ("You know.", "docs", "because")
     assert call(guarded, "call", "unknown thing").content != "You know."
+
+
+@pytest.mark.parametrize("write", [copy.deepcopy, pickle.dumps])
+def test_a_tool_is_copied_and_pickled(write):
+    """Regression: "object proxy must define __deepcopy__()", also for an agent with the tool."""
+    tool = RetrieverTool.from_defaults(Shelf(), name="docs")
+    copied = GatedTool(tool, Reader({"unknown thing": 0.2}), known_message="You know.")
+    for _ in range(2):  # a copy of a copy, too
+        written = write(copied)
+        copied = written if write is copy.deepcopy else pickle.loads(written)  # noqa: S301  our own
+        assert copied.call(input="a thing").content == "You know."
+        assert copied.call(input="unknown thing").content != "You know."
 
 
 @pytest.mark.parametrize("tool", [over(Shelf()), "docs"], ids=["engine", "name"])

@@ -10,7 +10,7 @@ import pytest
 
 from rgate_integrations.cli.tune import train
 from rgate_integrations.errors import LockedError, WriteError
-from rgate_integrations.runtime.files import JsonlLog, locked, write_atomically
+from rgate_integrations.runtime.files import JsonlLog, locked, write_atomically, write_folder
 from rgate_integrations.tuning import collect
 from tests.scripted_proxy import ScriptedProxy
 
@@ -82,6 +82,20 @@ def test_many_at_once_take_turns_also_after_an_error(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(400)))
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_writers_of_one_folder_take_turns(tmp_path):
+    """Regression: where several processes saved one profile, some were told to check their permissions."""
+    names = ["a", "b"]
+
+    def work(writer):
+        for _ in range(50):
+            write_folder(tmp_path / "out", dict.fromkeys(names, str(writer)))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len({(tmp_path / "out" / name).read_text() for name in names}) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_gateways_that_append_to_one_log_at_once_take_turns(tmp_path):

@@ -201,10 +201,11 @@ def test_monitoring_from_the_command_line(tmp_path):
     assert "corpus" not in output
     for number, line in enumerate(lines):
         line |= {"question": f"q{number}", "p_covered": 0.9 if number % 2 else 0.1}
-    output = printed("monitor", write(tmp_path / "log.jsonl", *lines), "--gate", tmp_path / "gate")
-    assert "Of 100 questions, 50.0% are about a corpus." in output
-    # Regression: that these are not all was not said.
-    assert "25 are not, and the LLM may not know the answers either; the first 20:" in output
+    # Regressions: a question that was asked again and again took all twenty lines; that these are not all was not said.
+    log = write(tmp_path / "log.jsonl", *lines[:1] * 21, *lines[1:], *lines[1:2] * 20)
+    output = printed("monitor", log, "--gate", tmp_path / "gate")
+    assert "Of 140 questions, 50.0% are about a corpus." in output
+    assert "45 are not, and the LLM may not know the answers either; the first 20:" in output
     assert [line.strip() for line in output.splitlines() if line.startswith("  q")] == [
         f"q{2 * i}" for i in range(20)
     ]

@@ -28,7 +28,7 @@ from rgate_integrations.cli.terminal import (
     print_json,
     say,
 )
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import DataFormatError, RGateError
 
 if TYPE_CHECKING:
     from rgate_integrations.decision import Decision, Request
@@ -230,8 +230,8 @@ def _as_json(question: object, decision: Decision) -> dict[str, Any]:
 
 
 def _print_decision(question: object, decision: Decision) -> None:
-    if decision.error is not None:
-        say(f"error     {str(question)[:80]!r}: {decision.error.message} {decision.error.hint}", fg="red")
+    if (error := decision.error) is not None:
+        say(f"error     {str(question)[:80]!r}: {RGateError(error.message, hint=error.hint)}", fg="red")
         return
     word, colour = ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
     say(f"{word:8} ", nl=False, fg=colour)

@@ -302,7 +302,7 @@ def monitor(
 ) -> None:
     """Compare logged decisions with those at calibration, and list gaps.
 
-    Gaps are questions that no corpus covers and the LLM may not know. The first 20 are listed.
+    Gaps are questions that no corpus covers and the LLM may not know. The first 20 are listed, each once.
     """
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
@@ -326,11 +326,10 @@ def monitor(
             logged.append(p_known)
     if covered:
         say(f"Of {len(covered)} questions, {sum(covered) / len(covered):.1%} are about a corpus.")
-        say(
-            f"{len(gaps)} are not, and the LLM may not know the answers either"
-            + (f"; the first {_SHOWN_GAPS}:" if len(gaps) > _SHOWN_GAPS else ":" if gaps else ".")
-        )
-        for question in gaps[:_SHOWN_GAPS]:
+        distinct = list(dict.fromkeys(gaps))
+        shown = f"; the first {_SHOWN_GAPS}:" if len(distinct) > _SHOWN_GAPS else ":" if gaps else "."
+        say(f"{len(gaps)} are not, and the LLM may not know the answers either{shown}")
+        for question in distinct[:_SHOWN_GAPS]:
             say(f"  {' '.join(question.split())[:110]}")
     scores = calibration.numbers("scores")
     n = calibration.optional_number("scored") or calibration.optional_number("n") or len(scores)

@@ -250,7 +250,7 @@ class Decider(ABC):
             len(failures),
             len(decisions),
             failures[0].type,
-            redact(f"{failures[0].message} {failures[0].hint}", *private),
+            redact(RGateError(failures[0].message, hint=failures[0].hint), *private),
         )
 
 

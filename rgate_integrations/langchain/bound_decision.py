@@ -12,6 +12,7 @@ from typing import Any
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.config import ensure_config
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 
 from rgate_integrations.decision import Decision, valid_threshold
@@ -127,12 +128,17 @@ _EMITTED = {
 def emit_decision_event(decision: Decision, config: RunnableConfig | None = None) -> Flow[None]:
     """Emit a decision as a custom event named `EVENT`; in a LangGraph node, also in the graph's custom stream.
 
-    The event is a dict with ``version`` and the main fields of the decision. In the stream, its key is `EVENT`.
+    The event is a dict with ``version`` and the main fields of the decision. In the stream, its key is `EVENT`. A
+    decision that a surrounding router made, and so has emitted, is not emitted again.
 
     Args:
         decision: The decision.
         config: The config of the run that made it; when None, that of the surrounding run.
     """
+    if (bound := read_bound(search_config(ensure_config(config)))) is not None and (
+        bound.decision is decision or (bound.question is None and bound.about(decision.question) == decision)
+    ):
+        return
     # Adding a key keeps the version; changing the meaning of one needs a new version.
     emitted = {"version": 1, **decision.model_dump(mode="json", include=_EMITTED)}
     with contextlib.suppress(RuntimeError):  # outside a run there are no listeners

@@ -45,7 +45,7 @@ from rgate_integrations.langchain.corpora import (
 )
 from rgate_integrations.langchain.documents import fuse_documents
 from rgate_integrations.langchain.drafting import ChatDrafter, GateCall, condense_follow_ups
-from rgate_integrations.langchain.query_planner import QueryPlanner, emit_unless_routed
+from rgate_integrations.langchain.query_planner import QueryPlanner, emit_result
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run
@@ -473,7 +473,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         decisions = yield BatchCall(self.gate, [single.input for single in runs], configs)
         calls = [GateCall(single) for single in runs]
         for call, decision in zip(calls, decisions, strict=True):
-            call.result = yield from emit_unless_routed(call.run, decision)
+            call.result = yield from emit_result(call.run, decision)
         decided = [call for call in calls if isinstance(call.result, Decision)]
         plans = yield from self.plan([call.result for call in decided])
         queries: list[str] = []

@@ -77,7 +77,7 @@ def gate_node(
 
     def decide_flow(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
         decision: Any = check_decision((yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)))
-        # A gate does not emit its decisions: its router does, but a node has no router around it.
+        # A gate does not emit its decisions, because a router emits them itself.
         yield from emit_decision_event(decision, config)
         return {decision_key: decision}
 

@@ -12,7 +12,7 @@ from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.langchain.bound_decision import emit_decision_event, read_bound, search_config
+from rgate_integrations.langchain.bound_decision import emit_decision_event
 from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Flow
 
@@ -67,8 +67,8 @@ def check_decision(result: Any) -> Decision | Exception:
     )
 
 
-def emit_unless_routed(single: Run, result: Any) -> Flow[Any]:
-    """Emit a gate's decision about an input, unless a router made and emitted it; return the decision.
+def emit_result(single: Run, result: Any) -> Flow[Any]:
+    """Emit a gate's decision about an input, see `emit_decision_event`, and return the decision.
 
     For an empty question, an `InvalidQuestionError` is returned instead.
 
@@ -81,13 +81,7 @@ def emit_unless_routed(single: Run, result: Any) -> Flow[Any]:
     """
     if isinstance(decision := check_decision(result), Exception):
         return decision
-    bound = read_bound(search_config(single.config))
-    # What a router decided, it emits itself.
-    is_routers = bound is not None and (
-        bound.decision is decision or (bound.question is None and bound.about(decision.question) == decision)
-    )
-    if not is_routers:
-        yield from emit_decision_event(decision, single.child())
+    yield from emit_decision_event(decision, single.child())
     if decision.question.strip():
         return decision
     return InvalidQuestionError("The question is empty.", hint="Pass at least one word.")

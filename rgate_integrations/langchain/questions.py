@@ -11,7 +11,7 @@ from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 
-from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.errors import InvalidQuestionError, first_line
 from rgate_integrations.runtime.text import encodable
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
@@ -116,7 +116,7 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
         return list(map(_as_typed_message, convert_to_messages(value)))
     except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
         raise InvalidQuestionError(
-            f"Cannot read a question from {type(value).__name__}: {error}",
+            f"Cannot read a question from {type(value).__name__}: {first_line(error)}",
             hint="Pass a string, a dict with the question, or messages.",
         ) from error
 

@@ -419,7 +419,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return list(dict.fromkeys(map(as_passage, documents)))
 
     def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
-        """Emit the decision, and bind it to the arms' config, so that the same gate in an arm reuses it."""
+        """Emit the decision unless an outer router did, and bind it, so that the same gate in an arm reuses it."""
         yield from emit_decision_event(decision, item.run.child())
         # Emitted here, because components inside the arm do not emit a decision that they reuse.
         item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)

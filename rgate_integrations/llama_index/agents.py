@@ -81,6 +81,14 @@ class GatedTool(FunctionTool):
         self.requires_context = getattr(self.tool, "requires_context", False)
         self.ctx_param_name = getattr(self.tool, "ctx_param_name", None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy without the two functions, because LlamaIndex's wrappers of them cannot be copied."""
+        return (
+            type(self),
+            (self.tool, self.decider.unadjusted),
+            {"decider": self.decider, "question": self.question, "known_message": self.known_message},
+        )
+
     def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
         """Call the tool, or return the message for a known question."""
         return run(self._call(args, kwargs))

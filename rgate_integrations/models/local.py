@@ -23,7 +23,7 @@ from rgate_integrations.models.base import (
 from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
-from rgate_integrations.models.pooling import PooledLayer, middle_layers
+from rgate_integrations.models.pooling import PooledLayer, layer_numbers, middle_layers
 from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
 from rgate_integrations.models.streamed_answer import GenerationOptions, StreamedAnswer
 from rgate_integrations.prompts import PromptTemplate
@@ -194,7 +194,16 @@ class TransformersProxy(LanguageModel, HasStates):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Return hidden states pooled over each prompt and its draft, if any; see `HasStates.hidden`."""
+        """Return hidden states pooled over each prompt and its draft, if any; see `HasStates.hidden`.
+
+        Raises:
+            ModelLoadError: The model has no layer of that number.
+        """
+        if (last := layer_numbers(layers)[-1]) > self.num_layers:
+            raise ModelLoadError(
+                f"This gate reads layer {last} of its model, but {self.name!r} has only {self.num_layers} layers.",
+                hint="Load the gate without proxy= (--proxy), or train or calibrate a gate on this model.",
+            )
         rows = self._encode(prompt, values, drafts)
         states = self._in_batches(lambda runner, batch: runner.hidden(batch, layers), rows)
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]

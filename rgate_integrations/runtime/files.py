@@ -84,7 +84,7 @@ def rename_folder(folder: Path, target: Path) -> None:
     """Give a finished folder its final name, replacing an earlier folder of that name.
 
     A folder with files cannot be replaced atomically, so the earlier one is renamed first. If the process is killed
-    between the two renames, `find_folder` still finds the earlier one.
+    between the two renames, `find_folder` still finds the earlier one. Processes take turns.
 
     Args:
         folder: The finished folder, in the same parent folder as ``target``.
@@ -96,16 +96,17 @@ def rename_folder(folder: Path, target: Path) -> None:
     """
     check_replaceable(target, os.listdir(folder))
     backup = _beside(target, "before")
-    if target.exists():
-        _remove(backup)  # left by a process that was killed before removing it
-        target.rename(backup)
-    try:
-        folder.rename(target)
-    except OSError:
-        if backup.exists():
-            backup.rename(target)
-        raise
-    _remove(backup)
+    with locked(backup, waiting=lambda: None):  # not the target's own lock, which callers hold
+        if target.exists():
+            _remove(backup)  # left by a process that was killed before removing it
+            target.rename(backup)
+        try:
+            folder.rename(target)
+        except OSError:
+            if backup.exists():
+                backup.rename(target)
+            raise
+        _remove(backup)
 
 
 def check_replaceable(target: Path, names: Iterable[str]) -> None:
@@ -190,8 +191,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         WriteError: The lock file cannot be created, or its name is taken by another file or by a link (in a shared
             folder, another user could have made it point to any file of ours).
     """
-    # Use the real path, so that a link and its target have the same lock.
-    real = expand(target).resolve()
+    real = expand(target).resolve()  # so that a link and its target have the same lock
     path = real.with_name(f".{real.name}.lock")
     lock = FileLock(path)
     try:
