@@ -145,7 +145,7 @@ def test_recorded_drafts_reach_the_gate():
     assert found.decisions[0].cost.model_calls == 0  # nothing is read again
     with pytest.raises(DataFormatError, match="closed_book_text"):
         evaluate(gate, [Example(Question("who wrote it all?"), 1.0, True)], draft="recorded")
-    with pytest.raises(ConfigurationError, match="not 'record'"):
+    with pytest.raises(ConfigurationError, match="draft cannot be 'record'"):
         evaluate(gate, [], draft="record")
 
 

@@ -152,7 +152,7 @@ def test_a_server_never_fetches_while_a_client_waits(fetcher, caplog):
     assert (decision.retrieve, decision.error.type, fetcher.asked) == (True, "ModelLoadError", [])
     assert "a server downloads nothing while its clients wait" in decision.error.message
     assert decision.error.hint == f"Run `rgate download {ENCODER}`."
-    assert f"while its clients wait. Run `rgate download {ENCODER}`." in caplog.text
+    assert f"while its clients wait. Hint: Run `rgate download {ENCODER}`." in caplog.text
 
 
 def test_the_decision_server_is_one_and_its_log_says_what_to_download(fetcher, caplog):
