@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -307,6 +308,12 @@ def test_what_is_neither_a_profile_nor_texts_is_a_typed_error(make, message):
     with pytest.raises(ProfileError, match=message) as caught:
         make()
     assert caught.value.hint
+
+
+def test_texts_are_read_once(fake):
+    """Regression: whether they are texts was found out by beginning to read them, which may run a query."""
+    texts = MagicMock(**{"__iter__.side_effect": [iter(LOGGER)]})
+    assert CorpusProfile.from_texts(texts).fingerprint == CorpusProfile.from_texts(LOGGER).fingerprint
 
 
 @pytest.mark.parametrize(

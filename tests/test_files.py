@@ -80,6 +80,17 @@ def test_a_file_below_the_home_is_found_where_it_was_written(tmp_path, monkeypat
     assert saved == PassageIndex.load("~/index", Letters()).folder == home / "index"
 
 
+@pytest.mark.parametrize("name", [".", "HERE"])
+def test_an_index_is_saved_into_the_current_folder(tmp_path, monkeypatch, name):
+    """Regression: written out, it was refused, although an index does not replace its folder."""
+    monkeypatch.chdir(tmp_path)
+    index = PassageIndex.build(passages(), Letters())
+    for _ in range(2):
+        index.save(name.replace("HERE", str(tmp_path)))
+    assert PassageIndex.load(tmp_path, Letters()).passages == index.passages
+    assert [path.name for path in tmp_path.iterdir()] == ["index.safetensors"]
+
+
 @pytest.mark.parametrize("name", [".", "/", "..", "missing/..", "HERE"])
 def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
@@ -93,6 +104,32 @@ def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypat
     # Regression: of a folder that is only read, the error was that it cannot be written.
     assert find_folder(name) == Path(name)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("problem", [FileNotFoundError, PermissionError])
+def test_a_folder_that_another_process_replaces_and_a_hidden_current_folder_are_no_failure(
+    tmp_path, monkeypatch, problem
+):
+    """Regression: whether the folder is the current one was asked, and a bare error was the answer."""
+    monkeypatch.setattr(os.path, "samefile", Mock(side_effect=problem))
+    for content in "12":
+        write_folder(tmp_path / "out", {"a": content})
+    assert (tmp_path / "out" / "a").read_text() == "2"
+
+
+def test_what_another_process_wrote_while_this_one_waited_is_not_replaced(tmp_path, monkeypatch):
+    """Regression: a folder was checked before the wait."""
+
+    @contextlib.contextmanager
+    def wait(*_, **__):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "notes.txt").write_text("mine")
+        yield
+
+    monkeypatch.setattr("rgate_integrations.runtime.files.locked", wait)
+    with pytest.raises(ConfigurationError, match=r"contains other files, such as 'notes\.txt'"):
+        write_folder(tmp_path / "out", {"a": "1"})
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
 def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):

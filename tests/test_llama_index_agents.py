@@ -132,16 +132,26 @@ def test_tools_of_every_kind(gate, call, tool):
     assert call(guarded, "call", "unknown thing").content != "You know."
 
 
-@pytest.mark.parametrize("write", [copy.deepcopy, pickle.dumps])
+class Tagged(GatedTool):
+    """A subclass with arguments of its own."""
+
+    def __init__(self, *, gate):
+        super().__init__(RetrieverTool.from_defaults(Shelf(), name="docs"), gate, known_message="You know.")
+        self.tag = "mine"
+
+
+@pytest.mark.parametrize("write", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_tool_is_copied_and_pickled(write):
     """Regression: "object proxy must define __deepcopy__()", also for an agent with the tool."""
-    tool = RetrieverTool.from_defaults(Shelf(), name="docs")
-    copied = GatedTool(tool, Reader({"unknown thing": 0.2}), known_message="You know.")
+    copied = Tagged(gate=Reader({"unknown thing": 0.2}))
+    copied.partial_params = {"k": 1}
     for _ in range(2):  # a copy of a copy, too
         written = write(copied)
-        copied = written if write is copy.deepcopy else pickle.loads(written)  # noqa: S301  our own
+        copied = pickle.loads(written) if write is pickle.dumps else written  # noqa: S301  our own
         assert copied.call(input="a thing").content == "You know."
         assert copied.call(input="unknown thing").content != "You know."
+        assert copied.fn(input="a thing").content == "You know."
+        assert (copied.tag, copied.partial_params) == ("mine", {"k": 1})  # regression: a TypeError, or lost
 
 
 @pytest.mark.parametrize("tool", [over(Shelf()), "docs"], ids=["engine", "name"])

@@ -180,6 +180,15 @@ def test_claims_are_searched_separately_and_fused(gate, call):
     assert shelf.queries == ["known?"]  # whether to search is for the engine to say
 
 
+@pytest.mark.parametrize("question", ["", " "])
+def test_an_empty_question_is_searched_for_as_without_claims(gate, question):
+    """Regression: there was no text to embed, so LlamaIndex raised a bare TypeError."""
+    assert ClaimQueryTransform(gate).run(question).embedding_strs == [question]
+    shelf = Shelf()
+    assert ClaimFusionRetriever([shelf], gate).retrieve(question)
+    assert shelf.queries == [question]
+
+
 def test_the_transform_adds_claims_to_the_embedding_texts(gate):
     transform = ClaimQueryTransform(gate)
     with pytest.warns(UserWarning, match="ClaimFusionRetriever searches for each of them"):

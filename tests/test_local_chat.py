@@ -172,7 +172,10 @@ def test_a_conversation_goes_through_the_models_template(proxy):
     for kind in (HumanMessage, AIMessage):
         with pytest.raises(ConfigurationError, match="only read text"):
             chat.invoke([kind([{"type": "image", "url": "https://example.org/a.png"}]), HumanMessage("Who?")])
-    turns[1] = AIMessage([{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hello!"}])
+    # Regression: what LangChain cannot read as blocks was a bare KeyError.
+    odd = {"type": "web_search_call", "status": "completed"}
+    turns[1] = AIMessage([{"type": "thinking", "thinking": "Hm."}, odd, {"type": "text", "text": "Hello!"}])
+    turns[1].response_metadata["model_provider"] = "openai"
     turns[1].tool_calls = [{"name": "add", "args": {}, "id": "1"}]
     expected = proxy.encoder.encode_chat(conversation)
     assert chat.invoke(turns).usage_metadata["input_tokens"] == len(expected)

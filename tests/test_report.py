@@ -201,7 +201,7 @@ def test_monitoring_from_the_command_line(tmp_path):
     assert "corpus" not in output
     for number, line in enumerate(lines):
         line |= {"question": f"q{number}", "p_covered": 0.9 if number % 2 else 0.1}
-    # Regressions: a question that was asked again and again took all twenty lines; that these are not all was not said.
+    # Regressions: a question that was asked often took all twenty lines; it was not said that there are more.
     log = write(tmp_path / "log.jsonl", *lines[:1] * 21, *lines[1:], *lines[1:2] * 20)
     output = printed("monitor", log, "--gate", tmp_path / "gate")
     assert "Of 140 questions, 50.0% are about a corpus." in output

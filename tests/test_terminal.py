@@ -179,3 +179,17 @@ def test_a_full_disk_behind_standard_output_is_an_error_with_a_hint(arguments):
     error, hint = done.stderr.decode().splitlines()
     assert error == "error: Reading or writing failed: [Errno 28] No space left on device."
     assert hint.startswith("hint: Check the disk")
+
+
+def test_after_an_error_a_program_that_called_the_command_line_still_prints():
+    """Regression: its standard output was gone."""
+    code = """
+import contextlib
+from rgate_integrations.cli import main
+with contextlib.suppress(SystemExit):
+    main()
+print("still here")
+"""
+    done = subprocess.run([sys.executable, "-c", code, "decide", "--gate", "nobody's"], capture_output=True)
+    assert done.stderr.startswith(b"error: There is no gate named")
+    assert done.stdout == b"still here\n"

@@ -69,7 +69,8 @@ def main() -> None:
         app()
     except (RGateError, OSError) as error:
         say_error(error)
-        sys.stdout = None  # type: ignore[assignment]  # what it could not write would fail again
+        if not isinstance(error, RGateError):  # what standard output could not write would fail again
+            sys.stdout = None  # type: ignore[assignment]
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

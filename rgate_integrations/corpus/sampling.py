@@ -7,8 +7,6 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rgate_integrations.errors import ProfileError
 
 _MAX_CHARS = 2_000  # characters of a passage; a longer text is a document, which is split
@@ -63,7 +61,8 @@ def overlap(one: tuple[int, ...], other: tuple[int, ...]) -> float:
 
 
 def _passages(texts: Iterable[str]) -> Iterator[str]:
-    for text in [texts] if isinstance(texts, str) or not np.iterable(texts) else texts:
+    several = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")  # `iter` could read a database
+    for text in texts if several and not isinstance(texts, str) else [texts]:
         if not isinstance(text, str):
             raise ProfileError(
                 f"A passage or description must be a string, not {type(text).__name__}.",

@@ -27,7 +27,7 @@ from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passages import Passage, check_passages
 from rgate_integrations.index.retriever import Hit, check_search
 from rgate_integrations.runtime.arrays import Float32Array, unit
-from rgate_integrations.runtime.files import check_output, expand, locked, write_atomically
+from rgate_integrations.runtime.files import check_replaceable, expand, locked, write_atomically
 from rgate_integrations.runtime.threads import ForkSafeLock
 
 FILE = "index.safetensors"
@@ -313,7 +313,7 @@ class PassageIndex:
         from safetensors.numpy import save
 
         root = expand(folder)
-        check_output(root, files=(FILE,))
+        check_replaceable(root, (FILE,))  # it may be the current folder, which stays
         facts = {"format": FORMAT, "embedder": self.embedder.name, "identity": self.embedder.identity}
         # While we hold the lock, files of unfinished saves can only belong to killed processes.
         with locked(root / FILE, waiting=lambda: None), self._lock:

@@ -25,7 +25,7 @@ from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.streamed_answer import GenerationOptions
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
-_MEDIA = ("image", "audio", "video", "file", "text-plain")
+_MEDIA = ("image", "image_url", "audio", "input_audio", "video", "media", "file", "document", "text-plain")
 
 
 class LocalChat(BaseChatModel, GenerationOptions):
@@ -149,10 +149,11 @@ def _turn(message: BaseMessage) -> dict[str, str]:
     # A history may have chunks, such as the sum of an earlier stream.
     kind = message_chunk_to_message(message).type if isinstance(message, BaseMessageChunk) else message.type
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(kind, kind)
-    # The assistant's thoughts and tool calls are left out, but nobody's media.
-    if any(
-        block["type"] in _MEDIA or (role != "assistant" and block["type"] != "text")
-        for block in message.content_blocks
+    # The assistant's thoughts and tool calls are left out; for some of them `content_blocks` raises.
+    if (
+        any(isinstance(block, dict) and block.get("type") in _MEDIA for block in message.content)
+        if role == "assistant"
+        else any(block["type"] != "text" for block in message.content_blocks)
     ):
         raise ConfigurationError(
             f"A local model can only read text, but a message of type {message.type!r} has other content.",

@@ -19,6 +19,7 @@ from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 ANSWER_YOURSELF = "You know this. Answer from what you know, without calling this tool again."
 QUESTION_KEYS = ("input", "question", "query")
+_FUNCTIONS = ("_fn", "_async_fn", "_real_fn")
 
 
 class GatedTool(FunctionTool):
@@ -81,13 +82,13 @@ class GatedTool(FunctionTool):
         self.requires_context = getattr(self.tool, "requires_context", False)
         self.ctx_param_name = getattr(self.tool, "ctx_param_name", None)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         """Pickle and copy without the two functions, because LlamaIndex's wrappers of them cannot be copied."""
-        return (
-            type(self),
-            (self.tool, self.decider.unadjusted),
-            {"decider": self.decider, "question": self.question, "known_message": self.known_message},
-        )
+        return {name: value for name, value in vars(self).items() if name not in _FUNCTIONS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__init__(fn=self.call, async_fn=self.acall, metadata=state["_metadata"])
+        vars(self).update(state)
 
     def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
         """Call the tool, or return the message for a known question."""

@@ -146,10 +146,10 @@ def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: Quer
     else:
         decision = yield from part.decider.decide(bundle)
     judge = part.decider.gate if part.filter_claims else None
-    # A known question has an empty plan, but this retriever always searches.
+    # A known or empty question has an empty plan, but these parts always search.
     (plan,) = yield from plan_queries_flow(
         [decision.with_retrieve(True)],
         gate=judge,
         max_queries=part.max_queries,
     )
-    return plan.texts
+    return plan.texts or [bundle.query_str]

@@ -49,8 +49,7 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
 
     Raises:
         ConfigurationError: The path is the current folder or the root, or ends in ``..``.
-        WriteError: The file could not be written, for example because the disk is full; an earlier one is
-            unchanged.
+        WriteError: The file could not be written, such as on a full disk; an earlier one is unchanged.
     """
     target = expand(path)
     with _temporary(target) as temporary:
@@ -68,8 +67,7 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
 
     Raises:
         ConfigurationError: The folder may not be replaced, see `check_replaceable`.
-        WriteError: The folder could not be written, for example because the disk is full; an earlier folder is
-            unchanged.
+        WriteError: The folder could not be written, such as on a full disk; an earlier one is unchanged.
     """
     target = expand(folder)
     with _temporary(target) as temporary:
@@ -94,9 +92,9 @@ def rename_folder(folder: Path, target: Path) -> None:
         ConfigurationError: The target may not be replaced, see `check_replaceable`.
         OSError: The folder could not be renamed; an earlier one is kept.
     """
-    check_replaceable(target, os.listdir(folder))
     backup = _beside(target, "before")
     with locked(backup, waiting=lambda: None):  # not the target's own lock, which callers hold
+        check_replaceable(target, os.listdir(folder))
         if target.exists():
             _remove(backup)  # left by a process that was killed before removing it
             target.rename(backup)
@@ -146,8 +144,7 @@ def check_output(out: str | Path, *inputs: object, files: Iterable[str] | None =
         files: For a folder, names of the new files, see `check_replaceable`.
 
     Raises:
-        ConfigurationError: An input is the output, or inside it, or the folder may not be replaced; or the output is
-            the current folder or the root, or its path ends in ``..``.
+        ConfigurationError: An input is the output, or inside it, or the output may not be replaced.
     """
     target = find_folder(out)
     _beside(target, "before")  # raises now if it could not be renamed after the work
@@ -468,7 +465,10 @@ def _beside(target: Path, mark: str) -> Path:
     Raises:
         ConfigurationError: The target is the current folder or the root, or its path ends in ``..``.
     """
-    if target.name in ("", "..") or (os.path.exists(target) and os.path.samefile(target, os.curdir)):
+    is_current = False
+    with suppress(OSError, ValueError):  # it is missing (perhaps since just now), or either cannot be read
+        is_current = os.path.samefile(target, os.curdir)
+    if is_current or target.name in ("", ".."):
         raise ConfigurationError(
             f"Cannot write to {str(target)!r}: it is the current folder, one above it, or the root.",
             hint="Give the path of a new file or folder, such as './out'.",
