@@ -263,8 +263,7 @@ class PassageIndex:
 
     def embed_queries(self, queries: Sequence[str]) -> Float32Array:
         """Return the vectors of queries, shape (queries, dimension); raises what the embedder raises."""
-        embed = getattr(self.embedder, "embed_queries", self.embedder.embed)
-        return embed(queries)
+        return getattr(self.embedder, "embed_queries", self.embedder.embed)(queries)
 
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None

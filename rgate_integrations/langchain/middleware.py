@@ -153,8 +153,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return ToolMessage(SEARCH_NOT_NEEDED, tool_call_id=call["id"], name=call["name"])
 
     def _known(self, state: Any) -> bool:
-        decisions = state.get("retrieval_decisions") or {}
-        return retrieves(decisions.get(self.name)) is False
+        return retrieves((state.get("retrieval_decisions") or {}).get(self.name)) is False
 
 
 def _names(tool: Any) -> list[str]:

@@ -167,8 +167,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         **options: Any,
     ) -> Iterator[Any]:
         (value,) = values
-        arm = run(self._route_one(Run(value, config, run_manager, options)))
-        yield from arm.stream()
+        yield from run(self._route_one(Run(value, config, run_manager, options))).stream()
 
     async def _astream(
         self,

@@ -129,8 +129,7 @@ class FaissVectorStore(VectorStore):
         """Return a new store with texts and their vectors, without embedding the texts; see `from_texts`."""
         store = cls(embedding, **kwargs)
         pairs = list(text_embeddings)
-        vectors = [vector for _, vector in pairs]
-        store._upsert([text for text, _ in pairs], metadatas, ids, vectors)
+        store._upsert([text for text, _ in pairs], metadatas, ids, [vector for _, vector in pairs])
         return store
 
     def _upsert(

@@ -80,8 +80,7 @@ class EngineAnswer(BufferedAnswer):
         if not isinstance(response, StreamingResponse | AsyncStreamingResponse):
             return response
         if not streaming:
-            chunks = yield self.drain()
-            return Response("".join(chunks), response.source_nodes, response.metadata)
+            return Response("".join((yield self.drain())), response.source_nodes, response.metadata)
         if isinstance(response, AsyncStreamingResponse):
             return replace(response, response_gen=self.astream())
         return replace(response, response_gen=self.stream())

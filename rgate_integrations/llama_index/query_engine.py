@@ -261,9 +261,8 @@ class EngineCall(QuestionCall):
     """
 
     def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
-        is_decided = engine.decider.reusable(bundle) is not None
-        # No search ahead either: the component that made the decision had its own strategy.
-        strategy = Strategy() if is_decided else engine.strategy
+        # If the decision is made, no search ahead either: the component that made it had its own strategy.
+        strategy = engine.strategy if engine.decider.reusable(bundle) is None else Strategy()
         super().__init__(strategy, read_item(bundle.query_str, threshold=engine.decider.threshold))
         self.engine = engine
         self.bundle = bundle

@@ -302,8 +302,7 @@ class RemoteModel(LanguageModel):
                 return (await self._adapt(client, path, body, False, retries, longer=longer))[0]
 
             # `Call` needs two forms, but this one is only ever awaited.
-            draft = await arun(self.habits.complete(lambda *flags: Call(ask, ask, *flags)))
-            return draft, {}
+            return await arun(self.habits.complete(lambda *flags: Call(ask, ask, *flags))), {}
 
     async def _adapt(
         self,

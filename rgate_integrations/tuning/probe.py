@@ -119,8 +119,7 @@ def _read_states(
         values = [{"question": questions[index].text} for index in chunk]
         chunk_drafts = drafts and [drafts[index] for index in chunk]
         states += [read.states for read in read_states(proxy, options.prompt, values, chunk_drafts, layers)]
-    ends = np.cumsum(list(map(len, views)))
-    return np.split(np.stack(states), ends[:-1], axis=1)
+    return np.split(np.stack(states), np.cumsum(list(map(len, views)))[:-1], axis=1)
 
 
 def fit_probe(
