@@ -1,4 +1,4 @@
-"""Fits a head for kinds of segments, and adapts the encoder's last layers to it; see `kinds`."""
+"""Adapts the encoder's last layers to the classification of segments; see `kinds`."""
 
 import random
 from collections.abc import Callable, Collection, Sequence
@@ -18,15 +18,12 @@ from kind_rows import (
     SMOOTHING,
     UNITS,
     build_single_layout,
-    find_containing,
-    keep_words,
-    make_head,
+    find_related,
     read_labelled_requests,
 )
 from rich.progress import track
 from segment_rows import make_training_mixtures
 
-from rgate_integrations.gates.artifacts import KindHead
 from rgate_integrations.models.encoder import Encoder
 from rgate_integrations.models.encoder_file import BRANCH, HIDDEN, read_weights
 from rgate_integrations.models.encoder_proxy import EncoderProxy
@@ -38,9 +35,6 @@ BATCH_TOKENS = 2_600
 DECAYS = (0.01, 0.05)  # of the adapted layers, and of the head
 MAX_TOKENS = 510  # a longer request is read in windows
 SAVE_EVERY = 200  # steps between checkpoints: five to ten minutes
-BIASES = {"always": 0.0, "if_known": 0.5, "never": 0.77}
-"""Added to the logits of kinds, since errors differ in cost: a private, fresh or obscure request should not be
-skipped, and a fact mistaken for common knowledge is skipped for every LLM."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +92,14 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
         left_out: Requests to leave out, along with every request that contains one.
     """
     clean, segments = read_labelled_requests(data)
-    plain_left_out, holding = {keep_words(text) for text in left_out}, find_containing(left_out, data)
+    excluded = find_related([label.question for label in clean], left_out, data)
     labels: dict[tuple[str, str, bool], list[tuple[int, str, float]]] = {}
     for label in clean:
-        if keep_words(label.question) not in plain_left_out:
+        if label.question not in excluded:
             # One segment, however many sentences it has.
             labels.setdefault((label.question, "", True), []).append((0, label.kind, CLEAN * label.weight))
     for row in segments:
-        if row.text not in holding:
+        if row.text not in excluded:
             labels.setdefault((row.text, row.history, False), []).append((row.index, row.kind, row.weight))
     framed = {mixture.text for mixture in make_training_mixtures(data)}
     examples = []
@@ -221,10 +215,8 @@ def run_stage(
             Path(f"{checkpoint}.new").replace(checkpoint)
 
 
-def fit(
-    examples: Sequence[Example], source: Path, stages: Sequence[Stage], cache: Path
-) -> tuple[AdaptedLayers, KindHead]:
-    """Fit the head and the layers together, with checkpoints in ``cache``."""
+def fit(examples: Sequence[Example], source: Path, stages: Sequence[Stage], cache: Path) -> AdaptedLayers:
+    """Fit the layers, together with a head that is dropped afterwards; checkpoints are in ``cache``."""
     run = checksum(map(repr, (*stages, *(example.ids + example.kinds.tolist() for example in examples))))
     torch.manual_seed(0)
     layers = AdaptedLayers(read_weights(source))
@@ -233,9 +225,12 @@ def fit(
     with torch.no_grad():
         inputs = torch.cat([pool_inputs(layers, batch) for batch in grouped[:40]])
         mean, scale = inputs.mean(dim=0), inputs.std(dim=0) + 1e-2
-    hidden, output = torch.nn.Linear(len(mean), UNITS), torch.nn.Linear(UNITS, len(NAMES))
     head = torch.nn.Sequential(
-        torch.nn.Dropout(DROPOUT / 2), hidden, torch.nn.ReLU(), torch.nn.Dropout(DROPOUT), output
+        torch.nn.Dropout(DROPOUT / 2),
+        torch.nn.Linear(len(mean), UNITS),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(DROPOUT),
+        torch.nn.Linear(UNITS, len(NAMES)),
     )
 
     def loss_of(batch: Sequence[Example]) -> torch.Tensor:
@@ -248,4 +243,4 @@ def fit(
     parts = torch.nn.ModuleList([layers, head])
     for number, stage in enumerate(stages):
         run_stage(stage, examples, parts, loss_of, cache / f"adapted-{run[:16]}-{number}.pt")
-    return layers, make_head(LAYERS, hidden, output, (mean.numpy(), scale.numpy()), BIASES)
+    return layers

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rgate_integrations.models.encoder_file import LAYERS, adapter_digest
+from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.prompts import ANSWER
@@ -23,13 +23,15 @@ class EncoderStates:
     """Means of some layers over each request, and over each of its segments.
 
     Args:
-        folder: The cache; each choice of layers has its own subfolder.
+        folder: The cache; each choice of layers and of adapted weights has its own subfolder.
         layers: The layers to read.
+        proxy: The encoder, the shipped one unless given.
     """
 
-    def __init__(self, folder: Path, layers: Sequence[int]) -> None:
+    def __init__(self, folder: Path, layers: Sequence[int], proxy: EncoderProxy | None = None) -> None:
+        self.proxy = proxy or EncoderProxy()
         self.pooled = tuple(PooledLayer(layer, "question", "mean") for layer in layers)
-        weights = [adapter_digest()] if max(layers) > LAYERS else []
+        weights = [self.proxy.fingerprint.split("-")[-1]] if max(layers) > LAYERS else []
         folder /= "-".join([*map(str, layers), *weights])
         self.folder = folder
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
@@ -54,7 +56,6 @@ class EncoderStates:
         by_key = {_key(*request): request for request in requests}
         missing = [(key, request) for key, request in by_key.items() if key not in self._positions]
         missing.sort(key=lambda item: len(item[1][0]))  # texts of similar length share a batch
-        encoder = EncoderProxy()
         for start in range(0, len(missing), PART):
             part_requests = missing[start : start + PART]
             results = []
@@ -63,7 +64,7 @@ class EncoderStates:
                     Segmented.from_text(text, [history] if history else [])
                     for _, (text, history) in part_requests[at : at + BATCH]
                 ]
-                results += encoder.request_states(ANSWER, texts, RequestLayers(self.pooled, self.pooled))
+                results += self.proxy.request_states(ANSWER, texts, RequestLayers(self.pooled, self.pooled))
             part = {
                 "keys": np.array([key for key, _ in part_requests]),
                 "whole": np.stack([result.whole for result in results]).astype(np.float16),

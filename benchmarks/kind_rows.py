@@ -1,7 +1,7 @@
 """Training data and shared code of the two fits of kind heads (`kinds`, `adapted_kinds`)."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,9 +43,7 @@ def label_text_rows(rows: Sequence[TextRow]) -> Iterator[SegmentRow]:
     for row in rows:
         pieces = tuple(Piece(text, MERGED_KINDS.get(kind, kind)) for text, kind in row.pieces)
         mixture = Mixture(row.text, pieces, MERGED_KINDS.get(row.kind, row.kind), "", "")
-        history = "\n".join(row.history)
-        for segment in label_segments(mixture):
-            yield replace(segment, history=history)
+        yield from label_segments(mixture, row.source, "\n".join(row.history))
 
 
 def read_labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
@@ -67,16 +65,17 @@ def build_single_layout(question: str) -> np.ndarray:
     return np.concatenate([np.log1p([1, 1]), [1, 1], features[4:9], np.log1p([1]), [1]]).astype(np.float32)
 
 
-def find_containing(questions: Collection[str], data: Path) -> set[str]:
-    """Return the requests in frames that contain one of the questions."""
+def find_related(texts: Iterable[str], questions: Collection[str], data: Path) -> set[str]:
+    """Return the texts that are one of the questions, and requests in frames that contain one."""
+    if not questions:
+        return set()
     plain_questions = {keep_words(question) for question in questions}
-    framed = {mixture.text for mixture in make_training_mixtures(data)}
-    words = {text: keep_words(text) for text in framed}
-    return {
-        text
-        for text, text_words in words.items()
-        if any(question in text_words for question in plain_questions)
-    }
+    related = {text for text in texts if keep_words(text) in plain_questions}
+    for text in {mixture.text for mixture in make_training_mixtures(data)}:
+        words = keep_words(text)
+        if any(question in words for question in plain_questions):
+            related.add(text)
+    return related
 
 
 def keep_words(text: str) -> str:

@@ -80,6 +80,8 @@ class SegmentRow:
         index: Index of the segment.
         kind: Name of its kind; see `kind_rows.KINDS`.
         weight: How much the row counts.
+        whole: The kind of the whole request, as `labels.Label.what`.
+        source: Where the request is from: the name of a file of templates, or of a generator.
         history: The earlier turns.
     """
 
@@ -87,6 +89,8 @@ class SegmentRow:
     index: int
     kind: str
     weight: float
+    whole: str
+    source: str
     history: str = ""
 
 
@@ -118,7 +122,7 @@ def make_training_mixtures(data: Path) -> Iterator[Mixture]:
         yield mix(question, kind, frame, position, length, draw, prose)
 
 
-def label_segments(mixture: Mixture) -> Iterator[SegmentRow]:
+def label_segments(mixture: Mixture, source: str = "mixtures", history: str = "") -> Iterator[SegmentRow]:
     """Yield the segments of a request that have a certain kind."""
     kinds = _match_kinds(mixture)
     needy = find_segments(mixture.kind, kinds) if mixture.kind in NEEDY else []
@@ -133,7 +137,7 @@ def label_segments(mixture: Mixture) -> Iterator[SegmentRow]:
         if (kind in NEEDY and len(needy) > 1) or (kind == GIVEN and index not in drawn):
             continue
         weight = 0.5 if kind in (GIVEN, COURTESY) else 1.0
-        yield SegmentRow(mixture.text, index, KIND_OF[kind], weight)
+        yield SegmentRow(mixture.text, index, KIND_OF[kind], weight, mixture.kind, source, history)
 
 
 def find_segments(kind: str, kinds: list[set[str]]) -> list[int]:
@@ -141,9 +145,12 @@ def find_segments(kind: str, kinds: list[set[str]]) -> list[int]:
     return [index for index, segment_kinds in enumerate(kinds) if kind in segment_kinds]
 
 
-def label_whole(question: str, kind: str) -> list[SegmentRow]:
+def label_whole(question: str, kind: str, source: str) -> list[SegmentRow]:
     """Return all segments of a request, each labelled with the kind of the whole request."""
-    return [SegmentRow(question, index, kind, 0.5) for index in range(len(segments(question)))]
+    return [
+        SegmentRow(question, index, KIND_OF[kind], 0.5, kind, source)
+        for index in range(len(segments(question)))
+    ]
 
 
 def _match_kinds(mixture: Mixture) -> list[set[str]]:
@@ -174,15 +181,16 @@ def read_segment_rows(data: Path) -> list[SegmentRow]:
     for mixture in make_training_mixtures(data):
         rows += label_segments(mixture)
     for text in read_prose(data, slice(3_000, 8_000))[:PARAGRAPHS]:
-        rows += label_whole(text[:MAX_PASTED], KIND_OF[GIVEN])
+        rows += label_whole(text[:MAX_PASTED], GIVEN, "prose")
     for label in (*read_practical(data), *read_template_labels()):
         # If the whole needs no passages, no part of it does.
         if label.ships and label.what == COURTESY:
-            pieces = label_whole(label.question, label.kind)
+            pieces = label_whole(label.question, label.what, label.source)
             rows += pieces if len(pieces) > 1 else []
     for seed in DIALOGUES:
         for dialogue in make_dialogues(seed, part="train"):
             if len(segments(dialogue.message)) == 1:
                 history = "\n".join(dialogue.history)
-                rows.append(SegmentRow(dialogue.message, 0, KIND_OF[dialogue.kind], 1.0, history))
+                kind = KIND_OF[dialogue.kind]
+                rows.append(SegmentRow(dialogue.message, 0, kind, 1.0, dialogue.kind, "dialogues", history))
     return rows
