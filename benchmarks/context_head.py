@@ -1,12 +1,12 @@
 """Fits the head for segments in context on whole requests, with the adapted layers as they are; see `kinds`."""
 
-import random
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import segments_head
 import torch
 from adapted_kinds import LAYERS
 from encoder_states import FACT_LAYERS, KIND_LAYERS, EncoderStates
@@ -17,16 +17,14 @@ from text_rows import NEEDLESS
 from rgate_integrations.gates.artifacts import KindHead
 from rgate_integrations.runtime.segments import layout
 
-EPOCHS, BATCH, RATE, DECAY, DROPOUT = 8, 64, 5e-4, 0.05, 0.1
+EPOCHS, BATCH, RATE, DECAY, DROPOUT = 5, 64, 5e-4, 0.05, 0.1
 LOWEST = 4.0
 """Weight of the loss of the lowest P(answered) of a request's segments, relative to that of the segments' kinds."""
 KNOWN = 0.5
 """P(the LLM knows the fact) in that loss."""
-MAX_OF_SOURCE = 3_000
-"""Maximum number of requests of a source."""
-ALL_OF = "turns"
-"""The source of which all requests are used: its messages are short, and their meaning depends on the turns before."""
-BIASES = {"always": 0.0, "if_known": 2.75, "never": 2.75}
+TIMES = {"turns": 3}
+"""How often the requests of a source are used. Those of turns are short, and depend on what was said before."""
+BIASES = {"always": 0.0, "if_known": 3.25, "never": 3.25}
 """Added to the logits of kinds, since errors differ in cost: a request that needs passages should not be skipped."""
 UNLABELLED = -1
 
@@ -62,17 +60,10 @@ def read_requests(data: Path, states: EncoderStates, left_out: Collection[str] =
     for row in read_labelled_requests(data)[1]:
         by_text[row.text, row.history].append(row)
     excluded = find_related([text for text, _ in by_text], left_out, data)
-    by_source: dict[str, list[list[SegmentRow]]] = defaultdict(list)
+    drawn: list[list[SegmentRow]] = []
     for (text, history), rows in by_text.items():
         if text not in excluded and (history or len(layout(text)) > 1):
-            by_source[rows[0].source].append(rows)
-    draw = random.Random(0)
-    drawn: list[list[SegmentRow]] = []
-    for source, candidates in by_source.items():
-        if source == ALL_OF:
-            drawn += candidates
-        else:
-            drawn += draw.sample(candidates, min(MAX_OF_SOURCE, len(candidates)))
+            drawn += [rows] * TIMES.get(rows[0].source, 1)
     states.fill((rows[0].text, rows[0].history) for rows in drawn)
     return [_make_request(rows, states) for rows in drawn]
 
@@ -90,15 +81,15 @@ def _make_request(rows: Sequence[SegmentRow], states: EncoderStates) -> WholeReq
     return WholeRequest(states.segments(first.text, first.history), features, kinds, weights, answered)
 
 
-def fit(requests: Sequence[WholeRequest], segments_head: KindHead, seed: int = 0) -> KindHead:
+def fit(requests: Sequence[WholeRequest], alone_head: KindHead, seed: int = 0) -> KindHead:
     """Fit the head; deterministic for the same requests and seed.
 
-    Its logits are averaged with those of ``segments_head``, as in the gate. The loss is that of the kinds of labelled
+    Its logits are averaged with those of ``alone_head``, as in the gate. The loss is that of the kinds of labelled
     segments, plus that of the lowest P(answered) of all segments, which decides about a request.
     """
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    inputs, others, bounds = _stack(requests, segments_head)
+    inputs, others, bounds = _stack(requests, alone_head)
     mean, scale = inputs.mean(dim=0), inputs.std(dim=0) + 1e-2
     hidden, output = torch.nn.Linear(len(mean), UNITS), torch.nn.Linear(UNITS, len(NAMES))
     net = torch.nn.Sequential(
@@ -138,9 +129,9 @@ def fit(requests: Sequence[WholeRequest], segments_head: KindHead, seed: int = 0
 
 
 def _stack(
-    requests: Sequence[WholeRequest], segments_head: KindHead
+    requests: Sequence[WholeRequest], alone_head: KindHead
 ) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, int]]]:
-    """Return the head's inputs for all segments, the other head's logits, and the rows of each request."""
+    """Return the inputs for all segments, the other head's logits without its `BIASES`, and each request's rows."""
     states = np.concatenate([request.states for request in requests])
     features = np.concatenate([request.layout for request in requests])
     columns = [KIND_LAYERS.index(layer) for layer in LAYERS]
@@ -148,9 +139,10 @@ def _stack(
     alone = np.concatenate(
         [states[:, : len(FACT_LAYERS)].reshape(len(states), -1), features], axis=1, dtype=np.float32
     )
-    biases = np.array([kind.bias for kind in segments_head.kinds], np.float32)
-    hidden = np.maximum(alone @ segments_head.hidden.T + segments_head.hidden_bias, 0)
-    others = hidden @ segments_head.output.T + biases
+    added = segments_head.BIASES
+    biases = np.array([kind.bias - added[kind.answerable] for kind in alone_head.kinds], np.float32)
+    hidden = np.maximum(alone @ alone_head.hidden.T + alone_head.hidden_bias, 0)
+    others = hidden @ alone_head.output.T + biases
     ends = np.cumsum([len(request.kinds) for request in requests]).tolist()
     bounds = list(zip([0, *ends[:-1]], ends, strict=True))
     return torch.from_numpy(inputs), torch.from_numpy(others), bounds

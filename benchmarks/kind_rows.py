@@ -1,6 +1,5 @@
 """Training data and shared code of the two fits of kind heads (`kinds`, `adapted_kinds`)."""
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,9 @@ from labels import Label, read_adarague, read_practical, read_template_labels
 from mixtures import Mixture, Piece
 from news import read_questions
 from segment_rows import SegmentRow, label_segments, make_training_mixtures, read_segment_rows
-from templates import LICENCE
+from templates import LICENCE, keep_words
 from text_rows import TRAIN, TextRow
+from traffic_requests import APPLICATIONS, read_traffic
 from training_text import make_training_rows
 
 from rgate_integrations.gates.artifacts import Kind, KindHead
@@ -47,7 +47,7 @@ def label_text_rows(rows: Sequence[TextRow]) -> Iterator[SegmentRow]:
 
 
 def read_labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
-    """Return the training data: clean requests, and segments of the others."""
+    """Return the training data: clean requests, and segments of the others; no request of `traffic` is among them."""
     labels = [*read_adarague(data), *read_practical(data), *read_template_labels()]
     clean = [label for label in labels if label.ships and label.kind and label.what != "language"]
     for question, source, _ in read_questions(data):
@@ -56,7 +56,16 @@ def read_labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
             clean.append(Label(question, source, LICENCE, True, NEWS_KINDS[source], weight=0.5))
     segments = [row for row in read_segment_rows(data) if row.kind in NAMES]
     segments += label_text_rows([row for row in make_training_rows() if row.part == TRAIN])
-    return clean, segments
+    measured = {keep_words(text) for text in list_traffic()}
+    clean = [label for label in clean if keep_words(label.question) not in measured]
+    return clean, [row for row in segments if keep_words(row.text) not in measured]
+
+
+def list_traffic() -> list[str]:
+    """Return the last message of each request of `traffic`, which must not train the heads."""
+    return [
+        labelled.request.question for application in APPLICATIONS for labelled in read_traffic(application)
+    ]
 
 
 def build_single_layout(question: str) -> np.ndarray:
@@ -76,11 +85,6 @@ def find_related(texts: Iterable[str], questions: Collection[str], data: Path) -
         if any(question in words for question in plain_questions):
             related.add(text)
     return related
-
-
-def keep_words(text: str) -> str:
-    """Return the words in lower case, without punctuation."""
-    return " ".join(re.findall(r"\w+", text.casefold()))
 
 
 def make_head(

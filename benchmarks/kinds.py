@@ -124,7 +124,12 @@ def measure(data: Path, source: Path, cache: Path) -> dict[str, Any]:
         proxy = TrialProxy(Path(folder), source, layers)
         heads = fit_heads(data, cache, proxy, questions)
         shipped = cast(HeadsArtifact, read_gate(DEFAULT_GATE))
-        trained = replace(shipped, segments=heads.segments, in_context=heads.in_context)
+        trained = replace(
+            shipped,
+            segments=heads.segments,
+            in_context=heads.in_context,
+            fingerprint=proxy.fingerprint,
+        )
         gate = HeadsGate.from_parameters({"artifact": DEFAULT_GATE, "trained": trained})
         engine = load_gate(gate, proxy=proxy, on_error="raise")
         decisions = [engine.decide(question) for question in questions]

@@ -133,3 +133,8 @@ def vary(text: str, draw: random.Random) -> str:
         suffix = draw.choice(_SUFFIXES)
         text = f"{text} {suffix}" if draw.random() < 0.75 else f"{suffix} {text}"
     return text
+
+
+def keep_words(text: str) -> str:
+    """Return the words in lower case, without punctuation."""
+    return " ".join(re.findall(r"\w+", text.casefold()))

@@ -18,10 +18,12 @@ tokens and seconds; see `traffic_llm`. ``OPENAI_API_KEY`` is sent if it is set.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from base import argument_parser, print_table
+from templates import keep_words, make_requests
 from traffic_llm import Arms, Chat, answer_all, llm_ways, show_answers, similarity_way
 from traffic_picture import TRIVIAL, Day, WayFigures, save_figures, table
 from traffic_requests import (
@@ -35,6 +37,7 @@ from traffic_requests import (
     read_corpus,
     read_traffic,
 )
+from training_text import make_training_rows
 
 from rgate_integrations import CorpusProfile, LookFirst, load_gate
 from rgate_integrations.answering.look_first import decide_with_passages
@@ -104,6 +107,18 @@ def show(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> Da
     return day
 
 
+def show_new(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> None:
+    """Print the same figures without the requests that also come from templates of the training text."""
+    made = [request.question for request in make_requests()] + [row.text for row in make_training_rows()]
+    made_words = {keep_words(text) for text in made}
+    new = [keep_words(labelled.request.question) not in made_words for labelled in requests]
+    kept = list(compress(requests, new))
+    day = {
+        way: WayFigures.from_choices(kept, list(compress(choices, new))) for way, choices in chosen.items()
+    }
+    print_table(*table(day), f"{title}: without the {len(requests) - len(kept)} that templates also make")
+
+
 def show_kinds(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> None:
     """Print the shares that each way skips, by kind: first of what needs no passages, then of what needs them."""
     for needs_passages in (False, True):
@@ -146,6 +161,7 @@ def main() -> None:
             ways |= llm_ways(chat, title)
         chosen = choose_all(ways, requests)
         figures[application] = show(title, requests, chosen)
+        show_new(title, requests, chosen)
         arms: Arms = ([], [])
         if options.llm and not options.no_answers:
             arms = answer_all(chat, passages, requests)

@@ -34,7 +34,7 @@ MAX_PASSAGES = 1_500
 """Maximum number of passages that a profile keeps."""
 NEIGHBOURS = 5
 """A question's nearness to a corpus is its mean cosine to this many nearest passages."""
-SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
+SLOPE, MIDPOINT, NAME_LOGIT = 9.4, 0.59, 6.0
 """Logit of P(covered): ``SLOPE * (z - MIDPOINT)``, plus ``NAME_LOGIT`` if the question has a name from the corpus.
 
 z is the question's nearness, scaled: 0 at that of unrelated requests, 1 at that of the corpus's own sentences.
