@@ -92,7 +92,9 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
         left_out: Requests to leave out, along with every request that contains one.
     """
     clean, segments = read_labelled_requests(data)
-    excluded = find_related([label.question for label in clean], left_out, data)
+    segments = [row for row in segments if row.kind]
+    texts = [*(label.question for label in clean), *(row.text for row in segments)]
+    excluded = find_related(texts, left_out, data)
     labels: dict[tuple[str, str, bool], list[tuple[int, str, float]]] = {}
     for label in clean:
         if label.question not in excluded:

@@ -1,4 +1,4 @@
-"""Training data and shared code of the two fits of kind heads (`kinds`, `adapted_kinds`)."""
+"""Training data and shared code of the fits `segments_head`, `context_head` and `adapted_kinds`."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -54,7 +54,7 @@ def read_labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
         # The six sets are already among the labels.
         if source in NEWS_KINDS:
             clean.append(Label(question, source, LICENCE, True, NEWS_KINDS[source], weight=0.5))
-    segments = [row for row in read_segment_rows(data) if row.kind in NAMES]
+    segments = [row for row in read_segment_rows(data) if row.kind in NAMES or not row.kind]
     segments += label_text_rows([row for row in make_training_rows() if row.part == TRAIN])
     measured = {keep_words(text) for text in list_traffic()}
     clean = [label for label in clean if keep_words(label.question) not in measured]
@@ -62,7 +62,7 @@ def read_labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
 
 
 def list_traffic() -> list[str]:
-    """Return the last message of each request of `traffic`, which must not train the heads."""
+    """Return the last message of each request of `traffic`, which must not be a whole training request."""
     return [
         labelled.request.question for application in APPLICATIONS for labelled in read_traffic(application)
     ]
@@ -75,7 +75,7 @@ def build_single_layout(question: str) -> np.ndarray:
 
 
 def find_related(texts: Iterable[str], questions: Collection[str], data: Path) -> set[str]:
-    """Return the texts that are one of the questions, and requests in frames that contain one."""
+    """Return the texts that have the words of a question, and all requests in frames that contain a question."""
     if not questions:
         return set()
     plain_questions = {keep_words(question) for question in questions}

@@ -6,8 +6,8 @@
 
 They learn from clean requests (`labels`), from requests in frames and conversations (`segment_rows`) and from
 requests in many languages (`training_text`; its held-out rows only measure, see `languages.py`). A request in a frame
-has a label for each of its segments. The measured heads and layers were fitted without any practical request.
-``--save`` keeps the figures in the gate.
+has a label for each of its segments. The measured heads and layers were fitted without any practical request, alone
+or in a frame (except for some with a typo). ``--save`` keeps the figures in the gate.
 
 There are two heads. One judges a segment by itself, and reads the original encoder (`segments_head`); it judges a
 request of one segment. But the encoder mixes neighbouring segments. So the other head reads adapted layers
@@ -53,7 +53,7 @@ from rgate_integrations.tuning.evaluation import auc
 GROUPED = "text in many languages and frames"
 KINDS_RECIPE = "; kinds of segments: python benchmarks/kinds.py"
 PART_OF_LAYERS = 4
-"""To measure, the layers are adapted to one of this many requests; what ships should be at least as good."""
+"""To measure, the layers are adapted to every fourth request, to save time; what ships should be at least as good."""
 
 
 class FittedHeads(NamedTuple):
@@ -116,7 +116,7 @@ def adapt_layers(
 
 
 def measure(data: Path, source: Path, cache: Path) -> dict[str, Any]:
-    """Return the figures of practical requests, judged by a gate that was fitted without any of them."""
+    """Return the figures of practical requests; the layers and heads that judge kinds were fitted without them."""
     labels = pd.DataFrame(map(vars, read_practical(data)))
     questions = labels.question.tolist()
     layers = adapt_layers(data, source, cache, adapted_kinds.MEASURED, questions)

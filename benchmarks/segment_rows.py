@@ -78,10 +78,10 @@ class SegmentRow:
     Attributes:
         text: The request.
         index: Index of the segment.
-        kind: Name of its kind; see `kind_rows.KINDS`.
+        kind: Name of its kind; see `kind_rows.KINDS`. Empty if it is not certain: only the whole has a kind.
         weight: How much the row counts.
         whole: The kind of the whole request, as `labels.Label.what`.
-        source: Where the request is from: the name of a file of templates, or of a generator.
+        source: Where the request is from: a generator, a file or folder of templates, or a recorded source.
         history: The earlier turns.
     """
 
@@ -123,7 +123,7 @@ def make_training_mixtures(data: Path) -> Iterator[Mixture]:
 
 
 def label_segments(mixture: Mixture, source: str = "mixtures", history: str = "") -> Iterator[SegmentRow]:
-    """Yield the segments of a request that have a certain kind."""
+    """Yield the segments of a request, without given text that is not drawn."""
     kinds = _match_kinds(mixture)
     needy = find_segments(mixture.kind, kinds) if mixture.kind in NEEDY else []
     pasted = [index for index in find_segments(GIVEN, kinds) if len(kinds[index]) == 1]
@@ -133,11 +133,12 @@ def label_segments(mixture: Mixture, source: str = "mixtures", history: str = ""
         if not segment_kinds:
             continue
         kind = min(segment_kinds, key=_NEEDIEST.index)
-        # If a request that needs passages spans several segments, it is unclear which of them need the passages.
-        if (kind in NEEDY and len(needy) > 1) or (kind == GIVEN and index not in drawn):
+        if kind == GIVEN and index not in drawn:
             continue
         weight = 0.5 if kind in (GIVEN, COURTESY) else 1.0
-        yield SegmentRow(mixture.text, index, KIND_OF[kind], weight, mixture.kind, source, history)
+        # If a request that needs passages spans several segments, it is unclear which of them need the passages.
+        name = "" if kind in NEEDY and len(needy) > 1 else KIND_OF[kind]
+        yield SegmentRow(mixture.text, index, name, weight, mixture.kind, source, history)
 
 
 def find_segments(kind: str, kinds: list[set[str]]) -> list[int]:

@@ -62,6 +62,7 @@ def read_rows(data: Path, encoder_states: EncoderStates, left_out: Collection[st
         left_out: Requests to leave out, along with every request in a frame that contains one.
     """
     clean, segments = read_labelled_requests(data)
+    segments = [row for row in segments if row.kind]
     encoder_states.fill(
         [(label.question, "") for label in clean] + [(row.text, row.history) for row in segments]
     )
@@ -82,7 +83,7 @@ def read_rows(data: Path, encoder_states: EncoderStates, left_out: Collection[st
         np.array([*(CLEAN * label.weight for label in clean), *(row.weight for row in segments)], np.float32),
         np.array([*(label.question for label in clean), *(row.text for row in segments)], object),
     )
-    return rows.without(find_related(rows.texts, left_out, data)) if left_out else rows
+    return rows.without(find_related(rows.texts, left_out, data))
 
 
 def draw_rows(rows: Rows, seed: int) -> Rows:
