@@ -365,13 +365,9 @@ def _valid_question(question: object) -> str:
 def _valid_history(history: object) -> tuple[str, ...]:
     turns: Any = () if history is None else history
     is_list = isinstance(turns, Sequence) and not isinstance(turns, str | bytes)
-    bad = (
-        next((turn for turn in turns if not isinstance(turn, str) or "\0" in turn), None) if is_list else None
-    )
-    if not is_list or bad is not None:
-        problem = (
-            f"it is of type {type(turns).__name__}" if not is_list else f"one item is {reprlib.repr(bad)}"
-        )
+    bad = [turn for turn in turns if not isinstance(turn, str) or "\0" in turn] if is_list else []
+    if not is_list or bad:
+        problem = f"one item is {reprlib.repr(bad[0])}" if bad else f"it is of type {type(turns).__name__}"
         raise EvidenceError(
             f"history must be a list of strings without NUL bytes, but {problem}.",
             hint='For example, history=["user: Who wrote Hamlet?", "assistant: Shakespeare."].',

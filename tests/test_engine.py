@@ -124,7 +124,7 @@ class OnlyQuestions:
         ("metadata", "a text", EvidenceError, "must be a mapping"),
         *(
             ("history", value, EvidenceError, "list of strings")
-            for value in ("user: Who?", [3], [("user", "Who?")], 5, ["user: a\0b"])
+            for value in ("user: Who?", [3], [None], [("user", "Who?")], 5, ["user: a\0b"])
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

@@ -11,6 +11,7 @@ from llama_index.core.base.response.schema import Response
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
+from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import QueryEngineTool
 
@@ -191,11 +192,18 @@ async def test_requests_side_by_side_keep_their_own_decisions(gate, llm):
 AHEAD = {"look_first": True}
 
 
+class RagOfTwoParts(Rag):
+    """A custom engine as LlamaIndex's docs write it: it inherits methods to search and to answer that raise."""
+
+    retriever: BaseRetriever
+
+
 @pytest.mark.parametrize(
     ("inner", "options", "said"),
     [
         (Rag(), AHEAD, "Rag has no retriever"),
         (Rag(), {"answer_first": AnswerFirst(prefetch=True)}, "Rag has no retriever"),
+        (RagOfTwoParts(retriever=Shelf()), AHEAD, "RagOfTwoParts has no methods retrieve and synthesize"),
         (over(ClaimFusionRetriever([Shelf()])), AHEAD, "ClaimFusionRetriever has its own gate"),
         (over(GatedRetriever(Shelf())), AHEAD, "GatedRetriever has its own gate"),
     ],

@@ -226,11 +226,14 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
 def _check_two_steps(engine: BaseQueryEngine) -> None:
     """Raise a `ConfigurationError` for an engine that cannot search before the decision."""
     retriever = getattr(engine, "retriever", None)
-    if retriever is None or not hasattr(engine, "synthesize"):
-        problem = (
-            f"{type(engine).__name__} has no {'retriever' if retriever is None else 'method synthesize'}, "
-            "so it cannot search before the decision."
-        )
+    # Every engine inherits both methods, which raise NotImplementedError.
+    has_methods = (
+        type(engine).retrieve is not BaseQueryEngine.retrieve
+        and type(engine).synthesize is not BaseQueryEngine.synthesize
+    )
+    if retriever is None or not has_methods:
+        lacking = "retriever" if retriever is None else "methods retrieve and synthesize"
+        problem = f"{type(engine).__name__} has no {lacking}, so it cannot search before the decision."
     elif isinstance(getattr(retriever, "decider", None), QueryDecider):
         problem = f"{type(retriever).__name__} has its own gate, so it cannot search before the decision."
     else:

@@ -189,8 +189,6 @@ class GatedRetriever(Gated, FlowRetriever):
         if isinstance(retriever, CorpusRetriever):
             check_corpora(self.decider.gate.corpora, retriever.parts)
         self.known_message = known_message
-        if known_message is not None:
-            listen(_NoteListener)
         self.node_postprocessors = list(node_postprocessors or [])
         super().__init__(callback_manager=retriever.callback_manager)
         for postprocessor in self.node_postprocessors:
@@ -243,6 +241,7 @@ class _Note(TextNode):
 
 def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     """Return the nodes for a known question: one note, with the decision in its ``metadata["rgate"]``."""
+    listen(_NoteListener)  # here, since an unpickled retriever was not constructed in this process
     metadata = _NoteMetadata(rgate=decision.model_dump(mode="json"), rgate_note=_MARK)
     keys = list(metadata)
     note = _Note(
