@@ -185,6 +185,17 @@ def test_which_argument_is_the_question(gate, arguments, name, judged):
     assert (output.content == ANSWER_YOURSELF) is bool(judged)
 
 
+@pytest.mark.parametrize("name", ["topic", None])
+def test_a_positional_argument_is_found_by_its_name(gate, name):
+    """Regression: with ``question="topic"``, a positional call reached the tool undecided."""
+
+    def search(topic: str, k: int = 3) -> str:
+        raise AssertionError("the question is known")
+
+    assert GatedTool(search, gate, question=name).call("a thing", 5).content == ANSWER_YOURSELF
+    assert gate.questions == ["a thing"]
+
+
 def test_a_misspelt_argument_is_named(gate):
     """Regression: no call had a question, so the tool always ran."""
     with pytest.raises(

@@ -99,7 +99,9 @@ class GatedTool(FunctionTool):
         return await arun(self._call(args, kwargs))
 
     def _call(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Flow[ToolOutput]:
-        bundle = QueryBundle(_question(args, arguments, self.question) or "")
+        parameters = self.metadata.get_parameters_dict().get("properties", {})
+        named = {**dict(zip(parameters, args, strict=False)), **arguments}
+        bundle = QueryBundle(_question(named, self.question) or "")
         decision: Decision | None = None
         if bundle.query_str:
             decision = yield from self.decider.decide(bundle)
@@ -117,12 +119,12 @@ class GatedTool(FunctionTool):
         return output
 
 
-def _question(args: Sequence[Any], arguments: Mapping[str, Any], name: str | None) -> str | None:
-    """Return the question in the arguments of a call; None without one, or if several texts could be the question."""
+def _question(arguments: Mapping[str, Any], name: str | None) -> str | None:
+    """Return the question among a call's arguments; None without one, or if several texts could be the question."""
     for key in QUESTION_KEYS if name is None else (name,):
         if isinstance(arguments.get(key), str):
             return str(arguments[key])
     if name is not None:
         return None
-    texts = [value for value in (*args, *arguments.values()) if isinstance(value, str)]
+    texts = [value for value in arguments.values() if isinstance(value, str)]
     return texts[0] if len(texts) == 1 else None
