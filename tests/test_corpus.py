@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import pickle
 import sys
 import time
@@ -234,6 +235,12 @@ from_retriever = partial(CorpusProfile.from_retriever, timeout=0.05)
 def test_what_has_or_finds_no_passages_is_a_typed_error(make, given, error):
     with pytest.raises(error):
         make(given)
+
+
+@pytest.mark.parametrize("timeout", ["2", 0, -1.0, math.nan])
+def test_an_invalid_timeout_is_refused_before_any_search(timeout):
+    with pytest.raises(ConfigurationError, match="number of seconds above 0"):
+        CorpusProfile.from_retriever(lambda query: pytest.fail("searched"), timeout=timeout)
 
 
 def test_a_retriever_that_wants_to_end_the_process_is_a_typed_error():

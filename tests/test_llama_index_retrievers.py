@@ -263,6 +263,12 @@ def test_a_name_in_place_of_an_llm_is_refused(gate, make):
         make(gate)
 
 
+def test_what_is_not_a_memory_is_refused(gate):
+    """Regression: every question failed with "'int' object has no attribute 'get'"."""
+    with pytest.raises(ConfigurationError, match=r"int cannot be used as a memory: .* ChatMemoryBuffer"):
+        GatedRetriever(Shelf(), gate, memory=5)
+
+
 # --- chat engines ------------------------------------------------------------------------------------------
 
 

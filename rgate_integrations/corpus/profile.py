@@ -124,7 +124,7 @@ class CorpusProfile:
 
     @classmethod
     def from_retriever(
-        cls, retriever: Any, name: str = "corpus", searches: int = 100, timeout: float = 120.0
+        cls, retriever: Any, name: str = "corpus", searches: int = 100, timeout: float | None = 120.0
     ) -> Self:
         """Make a profile of a corpus from what searches find in it.
 
@@ -135,10 +135,11 @@ class CorpusProfile:
                 searched without its gate.
             name: Name of the corpus.
             searches: Maximum number of searches.
-            timeout: Maximum time of all searches, in seconds.
+            timeout: Maximum time of all searches, in seconds; None sets no limit.
 
         Raises:
-            ConfigurationError: The retriever cannot be searched, ``searches`` is below 1, or the name is not text.
+            ConfigurationError: The retriever cannot be searched, ``searches`` is below 1, ``timeout`` is not above 0,
+                or the name is not text.
             ProfileError: A search failed, its results have no text, or no search found anything in time.
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
+from threading import TIMEOUT_MAX
 from typing import Any
 
-from rgate_integrations.decision import valid_count
+from rgate_integrations.decision import valid_count, valid_timeout
 from rgate_integrations.errors import ProfileError, first_line
 from rgate_integrations.index.adapters import SearchFunction, as_retriever
 from rgate_integrations.index.retriever import Retriever
@@ -35,7 +36,7 @@ _WINDOW, _MIN_NEW_SHARE = 20, 0.05
 _MAX_QUERY_CHARS = 120  # a longer sentence is cut
 
 
-def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0) -> list[str]:
+def collect_passages(retriever: Any, searches: int = 100, timeout: float | None = 120.0) -> list[str]:
     """Return the distinct passages that a bounded number of searches finds.
 
     The first queries are shipped; each later one is a sentence of a passage found so far. Searching ends early when
@@ -44,10 +45,10 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
     Args:
         retriever: See `as_retriever`.
         searches: Maximum number of searches, at least 1.
-        timeout: Maximum time of all searches, in seconds. Passages found by then are returned.
+        timeout: Maximum time of all searches, in seconds; None sets no limit. Passages found by then are returned.
 
     Raises:
-        ConfigurationError: ``retriever`` cannot be searched, or ``searches`` is below 1.
+        ConfigurationError: ``retriever`` cannot be searched, ``searches`` is below 1, or ``timeout`` is not above 0.
         ProfileError: A search failed, its results have no text, or the time ended before any search found a passage.
     """
     valid_count(searches, "searches")
@@ -55,7 +56,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
     while hasattr(retriever, "retriever") and isinstance(getattr(retriever, "known_message", 0), str | None):
         retriever = retriever.retriever
     searched = as_retriever(retriever)
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + (valid_timeout(timeout) or TIMEOUT_MAX)
     passages: dict[str, None] = {}
     latest: list[tuple[int, int]] = []  # passages found and new passages, per search
     for query in _queries(passages, searches):

@@ -44,6 +44,7 @@ _PARTS = {
     "query": ("a query engine", "Pass index.as_query_engine()."),
     "complete": ("an LLM", 'Pass an LLM, such as OpenAI("gpt-4o"), or its name to load_gate(llm_name=…).'),
     "format_messages": ("a prompt", 'Pass PromptTemplate("Answer in one sentence: {query_str}").'),
+    "aget": ("a memory", "Pass ChatMemoryBuffer.from_defaults(), the one that the chat engine has."),
     "__call__": ("a tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
 }
 _dispatcher = get_dispatcher(__name__)
@@ -159,6 +160,8 @@ class QueryDecider:
         self.gate = self.unadjusted.for_llm(get_llm_name(llm or draft_llm), LLM_NAME_SOURCE)
         self.draft_llm = draft_llm
         self.drafter = None if draft_llm is None else LLMDrafter(draft_llm, tokens)
+        if memory is not None:
+            check_part(memory, "aget")
         self.memory = memory
         self.threshold: float | None = None
 
