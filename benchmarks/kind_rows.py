@@ -80,9 +80,9 @@ def find_related(texts: Iterable[str], questions: Collection[str], data: Path) -
         return set()
     plain_questions = {keep_words(question) for question in questions}
     related = {text for text in texts if keep_words(text) in plain_questions}
-    for text in {mixture.text for mixture in make_training_mixtures(data)}:
+    for text, request in {(mixture.text, mixture.request) for mixture in make_training_mixtures(data)}:
         words = keep_words(text)
-        if any(question in words for question in plain_questions):
+        if keep_words(request) in plain_questions or any(question in words for question in plain_questions):
             related.add(text)
     return related
 

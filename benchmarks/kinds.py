@@ -7,7 +7,7 @@
 They learn from clean requests (`labels`), from requests in frames and conversations (`segment_rows`) and from
 requests in many languages (`training_text`; its held-out rows only measure, see `languages.py`). A request in a frame
 has a label for each of its segments. The measured heads and layers were fitted without any practical request, alone
-or in a frame (except for some with a typo). ``--save`` keeps the figures in the gate.
+or in a frame. ``--save`` keeps the figures in the gate.
 
 There are two heads. One judges a segment by itself, and reads the original encoder (`segments_head`); it judges a
 request of one segment. But the encoder mixes neighbouring segments. So the other head reads adapted layers

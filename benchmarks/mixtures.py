@@ -65,6 +65,7 @@ class Mixture:
         kind: The kind of the request.
         frame: Name of the frame.
         position: Of the pasted text: before, after, around, or none.
+        request: The request, without the typos that it has in the text.
     """
 
     text: str
@@ -72,6 +73,7 @@ class Mixture:
     kind: str
     frame: str
     position: str
+    request: str = ""
 
 
 @cache
@@ -143,6 +145,7 @@ def mix(
     """
     if not request:
         request, kind = _draw_line("given", draw), COURTESY
+    original = request
     if draw.random() < 0.12:
         request = _add_typos(request, draw)
     half = length // 2 if position == "around" else length
@@ -159,7 +162,7 @@ def mix(
         together = GIVEN not in (piece.kind, following.kind) and piece.text[-1] in ".!?:,"
         text += draw.choice((" ", " ", "\n")) if together else draw.choice(("\n", "\n\n", "\n\n"))
         text += following.text
-    return Mixture(text, tuple(pieces), kind, frame, position)
+    return Mixture(text, tuple(pieces), kind, frame, position, original)
 
 
 def _draw_courtesies(name: str, draw: random.Random) -> list[Piece]:
