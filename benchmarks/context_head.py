@@ -24,9 +24,9 @@ KNOWN = 0.5
 """P(the LLM knows the fact) in that loss."""
 TIMES = {"turns": 3}
 """How often the requests of a source are used. Those of turns are short, and depend on what was said before."""
-BIASES = {"always": 0.0, "if_known": 3.25, "never": 3.25}
+BIASES = {"always": 0.0, "if_known": 3.75, "never": 3.75}
 """Added to the logits of kinds, since errors differ in cost: a request that needs passages should not be skipped.
-The mean of both heads' logits halves them."""
+The mean with the first head halves them, and the mean with the segment's own logits halves them again."""
 UNLABELLED = -1
 ANSWERED = {"always": 1.0, "if_known": float("nan"), "never": 0.0}
 """Whether the LLM alone answers a request, by the `Kind.answerable` of its kind."""

