@@ -196,9 +196,18 @@ def test_arms_get_the_condensed_question_under_a_key_that_is_asked_for(call, ans
 
 
 @each(INVOKES)
-def test_what_cannot_be_condensed_reaches_the_arms_as_it_is_and_a_guard_takes_the_decision(call):
+@pytest.mark.parametrize("options", [{}, {"answer_first": True}, {"look_first": True}], ids=str)
+def test_what_cannot_be_condensed_reaches_the_arms_as_it_is(call, options):
+    """Regression: the gate tried again, which doubled the time of an LLM that does not answer."""
+    tried = []
+    failing = RetrievalGate(Judge(), condense=lambda messages: tried.append(messages) or 1 / 0)
+    assert call(router_with_key(failing, **options), TURNS) == {"input": TURNS, "alone": "And when?"}
+    assert len(tried) == 1
+
+
+@each(INVOKES)
+def test_an_input_without_a_question_raises_and_a_guard_takes_the_decision(call):
     failing = RetrievalGate(Judge(), condense=lambda _: 1 / 0)
-    assert call(router_with_key(failing), TURNS) == {"input": TURNS, "alone": "And when?"}
     with pytest.raises(InvalidQuestionError):
         call(router_with_key(failing), {"nothing": 1})
     judge = Judge()

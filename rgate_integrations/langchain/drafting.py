@@ -55,6 +55,8 @@ class GateCall:
     @classmethod
     def read(cls, run: Run, input_key: str | None) -> Self:
         """Return the call for an input. If the input has no question, the call's `result` is the error."""
+        if isinstance(run.input, Failed):  # a router could not condense it
+            return cls(run, UserTurn(run.input.question), run.input.error)
         try:
             return cls(run, parse_question(run.input, input_key))
         except InvalidQuestionError as error:

@@ -27,6 +27,7 @@ from pydantic import PrivateAttr, SkipValidation
 from rgate_integrations.answering.routing import RoutedCall, RoutedInput
 from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.decider import Failed
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
@@ -334,7 +335,7 @@ class RouterCall(RoutedCall[RouterInput]):
     def condense(self, key: str) -> Flow[None]:
         """Condense follow-ups: the gates get the standalone question as input, the arms get it under ``key``.
 
-        If condensing fails, the gates get the original input, and the arms get its question under ``key``.
+        If condensing fails, the gates get its error, so that they do not try again, and the arms get the follow-up.
         """
         gate = self.router.gate
         calls = [GateCall.read(item.run, getattr(gate, "input_key", None)) for item in self.inputs]
@@ -345,9 +346,8 @@ class RouterCall(RoutedCall[RouterInput]):
             value = item.run.input
             others = value if isinstance(value, Mapping) else {"input": value}
             item.run.input = {**others, key: call.turn.question}
-            # If a history remains, condensing has failed, and the gate gets the original turns.
-            if not call.turn.history:
-                item.gate_input = call.turn.question
+            failed = Failed(call.condense_error, call.turn.question) if call.condense_error else None
+            item.gate_input = failed or call.turn.question
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Return the gate's decision or error for each input, asking once for the whole batch."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -91,12 +92,16 @@ class Encoder(OnnxModel):
     def _load(self, folder: Path) -> None:
         from sentencepiece import SentencePieceProcessor
 
-        self._tokens = SentencePieceProcessor(model_file=str(folder / TOKENS))
-        # Memory-mapped, so that only the rows of tokens that occur are read, not all 54 MB.
-        self._table = np.memmap(folder / WEIGHTS, np.uint8, "r", shape=TABLE)
-        self._sessions = {
-            stage: OnnxSession((self.shipped / graph_file(stage)).read_bytes(), folder) for stage in STAGES
-        }
+        with ThreadPoolExecutor(1) as pool:
+            # Reading the vocabulary takes longest, so that it goes on beside the rest.
+            tokens = pool.submit(SentencePieceProcessor, model_file=str(folder / TOKENS))
+            # Memory-mapped, so that only the rows of tokens that occur are read, not all 54 MB.
+            self._table = np.memmap(folder / WEIGHTS, np.uint8, "r", shape=TABLE)
+            self._sessions = {
+                stage: OnnxSession((self.shipped / graph_file(stage)).read_bytes(), folder)
+                for stage in STAGES
+            }
+        self._tokens = tokens.result()
 
     def _compute_test_states(self, text: str) -> Float32Array:
         return self.encode([text], layers=(*STATES, ALL_LAYERS))[0].whole
