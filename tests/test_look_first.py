@@ -241,6 +241,12 @@ def test_a_callers_threshold_that_is_reached_overrides_passages_before_an_answer
     assert (decided and decided.outcome) == outcome
 
 
+def test_a_threshold_above_1_always_retrieves():
+    """Regression: passages that hold nothing sent a known question to the LLM alone."""
+    made = decision(1.0).model_copy(update={"threshold": 1.01, "retrieve": True})
+    assert decide_with_passages(made, HOLDING, LookFirst(min_gain=1.0), direct_threshold=1.01) == made
+
+
 OVERRIDES = {way: Override(retrieve=way, reason="A rule.") for way in (True, False)}
 
 

@@ -99,8 +99,8 @@ def decide_with_passages(
 ) -> Decision:
     """Return a decision, revised in view of the passages; see `compare`.
 
-    The gate's decision stands if the search or the gate failed, nothing was found, or an override such as a
-    rule decided. It also stands for a follow-up, whose words say too little about what the passages should
+    The gate's decision stands if the search or the gate failed, nothing was found, an override such as a rule
+    decided, or the threshold is above 1. It also stands for a follow-up, whose words say too little about what the passages should
     contain. If judging the passages fails, they are read.
 
     Args:
@@ -135,6 +135,7 @@ def needs_passages(outcome: object) -> TypeGuard[Decision]:
         isinstance(outcome, Decision)
         and outcome.error is None
         and outcome.override is None
+        and outcome.threshold <= 1  # above, it always retrieves
         and not is_follow_up(outcome.question)
     )
 
