@@ -47,6 +47,10 @@ class NoAnswerError(EvidenceError):
     """An LLM gave no answer: it wrote nothing or only thoughts, refused, or called a tool."""
 
 
+class RefusalError(NoAnswerError):
+    """An LLM wrote that it does not know, or will not answer. No failure of a gate: the decision has no ``error``."""
+
+
 class ScoreError(RGateError):
     """A gate returned a score that is not a number in [0, 1], or its model's reply gives no score."""
 
@@ -119,11 +123,11 @@ def no_answer(what: str, *, thinking: bool = False, writer: str = "LLM") -> NoAn
             f"The {writer} was cut off before it answered, probably while it was thinking.",
             hint=f"Turn off the {writer}'s thinking, or allow more tokens.",
         )
+    if what == "a refusal":
+        return RefusalError(f"The {writer} wrote that it does not know, or cannot answer.")
     return NoAnswerError(
         f"The {writer} wrote {what} instead of an answer.",
-        hint=""
-        if what == "a refusal"
-        else f"Turn off the {writer}'s thinking and tools, or allow more tokens.",
+        hint=f"Turn off the {writer}'s thinking and tools, or allow more tokens.",
     )
 
 

@@ -101,8 +101,8 @@ def test_a_draft_that_is_no_answer_is_not_judged_wherever_it_is_from():
     refusal, answer = "I'm sorry, but I cannot help with that.", "Shakespeare."
     requests = [Request(QUESTIONS[0], draft=text) for text in (refusal, answer)]
     found = load_gate(OwnDraftGate()).decide_batch(requests)
-    assert [d.error and d.error.type for d in found] == ["NoAnswerError", None]
-    assert [d.retrieve for d in found] == [True, False]
+    assert [(d.error, d.retrieve) for d in found] == [(None, True), (None, False)]
+    assert "does not know" in found[0].override.reason
 
 
 def test_a_model_that_cannot_be_loaded_is_tried_once_not_once_a_question():

@@ -162,12 +162,24 @@ def test_no_gate_that_looks_at_answers_skips_on_what_is_no_answer(make, case, te
         ScriptedProxy, "_logprob", lambda self, key, values: -1e-9
     )  # whatever it is asked, it is sure
     gate = make(case).with_options(threshold=1e-9)
+    refused = Draft(text=text).non_answer == "a refusal"
     if gate.gate.reads_drafts:
         for decision in decided(gate, draft=Draft(text=text, tokens=(text,), logprobs=(-0.001,))):
-            assert (decision.retrieve, decision.error.type) == (True, "NoAnswerError")
-    if {DraftSpec, CompletionSpec, SamplesSpec} & set(map(type, expand_specs(gate.gate.specs))):
-        writer = make(case, fixed=text).with_options(threshold=1e-9)
-        assert {(d.retrieve, d.error.type) for d in decided(writer)} == {(True, "NoAnswerError")}
+            assert_retrieves(decision, refused)
+    specs = set(map(type, expand_specs(gate.gate.specs)))
+    if {DraftSpec, CompletionSpec, SamplesSpec} & specs:
+        for decision in decided(make(case, fixed=text).with_options(threshold=1e-9)):
+            assert_retrieves(decision, refused and SamplesSpec not in specs)
+
+
+def assert_retrieves(decision, refused):
+    """Regression: an LLM that said that it does not know was reported as a failing gate."""
+    assert decision.retrieve
+    if refused:
+        assert (decision.error, decision.override.retrieve) == (None, True)
+        assert "does not know" in decision.reason
+    else:
+        assert decision.error.type == "NoAnswerError"
 
 
 def test_a_draft_in_another_language_is_an_answer(make):

@@ -100,8 +100,8 @@ def decide_with_passages(
     """Return a decision, revised in view of the passages; see `compare`.
 
     The gate's decision stands if the search or the gate failed, nothing was found, an override such as a rule
-    decided, or the threshold is above 1. It also stands for a follow-up, whose words say too little about what the passages should
-    contain. If judging the passages fails, they are read.
+    decided, or the threshold is above 1. It also stands for a follow-up, whose words say too little about what the
+    passages should contain. If judging the passages fails, they are read.
 
     Args:
         decision: The gate's decision.

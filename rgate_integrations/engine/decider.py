@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeAlias, Unpack
 
 from rgate_integrations.decision import Decision, Failure, Override, Request, RequestFields
 from rgate_integrations.engine.follow_ups import MIN_P_KNOWN_IF_REFERS_BACK, missing_context
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, RGateError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, RefusalError, RGateError
 from rgate_integrations.gates.rules import RuleOptions, Rules
 from rgate_integrations.runtime.flow import Flow, arun, run
 from rgate_integrations.runtime.text import redact
@@ -205,7 +205,9 @@ class Decider(ABC):
         judged = []
         for item in checked:
             decision = item.error if isinstance(item, Failed) else next(remaining)
-            if isinstance(decision, Exception) and self.on_error != "raise":
+            if isinstance(decision, RefusalError) or (
+                isinstance(decision, Exception) and self.on_error != "raise"
+            ):
                 threshold = self.threshold if item.threshold is None else item.threshold
                 decision = fallback_decision(
                     decision, question=item.question, threshold=threshold, gate=self.name
@@ -259,6 +261,8 @@ def fallback_decision(
 ) -> Decision:
     """Return the fallback decision for a question that could not be judged: retrieve, and say why.
 
+    If the LLM does not know, by its own words, nothing has failed: an override says so.
+
     Args:
         error: What went wrong.
         question: The question, if it could be read.
@@ -266,6 +270,16 @@ def fallback_decision(
         gate: Name of the gate.
     """
     failure = Failure.from_error(error)
+    if isinstance(error, RefusalError):
+        return Decision(
+            question=question,
+            retrieve=True,
+            p_known=0.0,
+            threshold=threshold,
+            reason=failure.message,
+            override=Override(retrieve=True, reason=failure.message),
+            gate=gate,
+        )
     problem = "The question is invalid" if isinstance(error, InvalidQuestionError) else "The gate failed"
     return Decision(
         question=question,
