@@ -372,8 +372,7 @@ class _Saved(Frozen):
 def _mean_of_nearest(cosines: Float32Array, most: int = NEIGHBOURS) -> Float64Array:
     """Return the mean of the ``most`` largest cosines of each row, shape (rows,); of all if a row has fewer."""
     count = min(most, cosines.shape[1])
-    nearest: Float64Array = np.partition(cosines, -count, axis=1)[:, -count:].mean(axis=1, dtype=np.float64)
-    return nearest
+    return np.partition(cosines, -count, axis=1)[:, -count:].mean(axis=1, dtype=np.float64)
 
 
 def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float, encoder: Encoder) -> float:

@@ -113,8 +113,7 @@ def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[s
             hint=getattr(error, "hint", "")
             or "Check that it returns a list of strings, documents or nodes, and that its server is running.",
         ) from error
-    texts: list[str] = job.result()
-    return texts
+    return job.result()
 
 
 def _find_texts(retriever: Retriever, query: str) -> list[str]:

@@ -205,10 +205,7 @@ class DecisionEngine(Decider):
         limits = [self.timeout if request.timeout is None else request.timeout for request in requests]
         # All decisions are returned together, so the longest limit applies.
         limit = None if None in limits else max(limits)  # type: ignore[type-var]  # no None
-        outcomes: list[Decision | Exception] = yield Call(
-            wait_results, await_results, self._batcher.submit(requests), limit
-        )
-        return outcomes
+        return (yield Call(wait_results, await_results, self._batcher.submit(requests), limit))
 
     def _decide(self, requests: Sequence[Request]) -> list[Decision | Exception]:
         """Return a decision or an error for each request of a batch; runs in this engine's worker thread."""

@@ -263,8 +263,7 @@ class KindHead:
         # Row by row: the result of a matrix product depends on its number of rows, and a segment must have the same
         # logits in any batch.
         rows = [output @ np.maximum(self.hidden @ row + self.hidden_bias, 0) for row in x.astype(np.float32)]
-        logits: Float64Array = np.stack(rows) + np.array([kind.bias for kind in self.kinds])
-        return logits
+        return np.stack(rows) + np.array([kind.bias for kind in self.kinds])
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -385,8 +384,7 @@ class HeadsArtifact(SavedGate):
             columns = [layers.index(layer) for layer in self.in_context.layers]
             logits = (logits + self.in_context.logits(states[:, columns], layout)) / 2
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities: Float64Array = raised / raised.sum(axis=1, keepdims=True)
-        return probabilities
+        return raised / raised.sum(axis=1, keepdims=True)
 
     def is_english(self, states: AnyStates) -> bool:
         """Return whether a question is in English, by its pooled states, shape (L, H)."""
@@ -407,8 +405,7 @@ def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float6
         known: P(the LLM knows the fact), shape (n,), or (1,) if it is the same for all.
     """
     shares = np.stack([kind.share_answered(known) for kind in kinds], axis=1)
-    answered: Float64Array = np.minimum((probabilities * shares).sum(axis=1), 1.0)  # rounding may exceed 1
-    return answered
+    return np.minimum((probabilities * shares).sum(axis=1), 1.0)  # rounding may exceed 1
 
 
 def _flat(states: AnyStates) -> Float64Array:

@@ -186,8 +186,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     def p_kinds(self, evidence: Evidence, *names: str) -> Float64Array:
         """Return P(the segment is of one of these kinds) for each segment, shape (segments,)."""
         columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in names]
-        p: Float64Array = evidence[self.specs[1]][:, columns].sum(axis=1)
-        return p
+        return evidence[self.specs[1]][:, columns].sum(axis=1)
 
     def _p_fact_known(self, evidence: Evidence) -> tuple[Float64Array, bool]:
         """Return P(the LLM knows the fact), shape (1,), and whether the question may be about news."""

@@ -59,8 +59,7 @@ def gate_class(name: str) -> type[Gate]:
             if name in shipped()
             else unknown_name("gate", name, [*_GATES, *shipped()])
         )
-    gate: type[Gate] = pkgutil.resolve_name(f"{__package__}.{_GATES[name]}")
-    return gate
+    return pkgutil.resolve_name(f"{__package__}.{_GATES[name]}")
 
 
 def list_gates() -> list[GateInfo]:

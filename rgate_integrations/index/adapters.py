@@ -32,8 +32,7 @@ def as_retriever(source: Any) -> Retriever:
         return SearchFunction(lambda query, k: source.similarity_search(query, k=k))
     # A framework's retriever, which is known by its asynchronous method, may have a `search` of its own.
     if _has(source, "search") and not (_has(source, "aretrieve") or _has(source, "ainvoke")):
-        retriever: Retriever = source
-        return retriever
+        return source
     if _has(source, "retrieve"):
         return SearchFunction(lambda query, _: source.retrieve(query))
     if _has(source, "invoke"):

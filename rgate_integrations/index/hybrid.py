@@ -67,14 +67,13 @@ class BM25Index:
 def _tokenize(texts: Sequence[str]) -> list[list[str]]:
     import bm25s
 
-    words: list[list[str]] = bm25s.tokenize(
+    return bm25s.tokenize(
         list(texts),
         token_pattern=rf"[{IDEOGRAPHS}]|[^\W{IDEOGRAPHS}]{{2,}}",
         stopwords="en",
         return_ids=False,
         show_progress=False,
     )
-    return words
 
 
 class HybridIndex:

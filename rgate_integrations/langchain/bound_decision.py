@@ -88,8 +88,7 @@ def bind_decision(
 
 def read_bound(config: RunnableConfig) -> BoundDecision | None:
     """Return the decision that `bind_decision` put into a config; None if there is none."""
-    bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
-    return bound
+    return config.get("configurable", {}).get(DECISION_KEY)
 
 
 def search_config(config: RunnableConfig) -> RunnableConfig:

@@ -158,8 +158,7 @@ class ChatDrafter(Drafter[GateCall]):
         """Return the LLM's answer to each question, or the exception that it raised."""
         conversations = [[SystemMessage(ANSWER.system), *call.turn.conversation] for call in prompts]
         configs = [call.hidden_run(DRAFT_TAG) for call in prompts]
-        answers: list[Any] = yield BatchCall(self.llm.bind(**options), conversations, configs)
-        return answers
+        return (yield BatchCall(self.llm.bind(**options), conversations, configs))
 
     def read_draft(self, answer: Any) -> Draft:
         """Convert a message or a string to a draft."""

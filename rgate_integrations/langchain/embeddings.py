@@ -33,13 +33,11 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return the vector of each document; one call of the model embeds all."""
-        vectors: list[list[float]] = self.embed(texts).tolist()
-        return vectors
+        return self.embed(texts).tolist()
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query."""
-        vector: list[float] = self.embed_queries([text])[0].tolist()
-        return vector
+        return self.embed_queries([text])[0].tolist()
 
 
 class EmbeddingsAdapter:

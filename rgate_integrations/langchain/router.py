@@ -230,8 +230,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         (item,) = yield from self._route([single])
         if isinstance(item.result, Exception):
             raise item.result
-        remaining: ArmRun | ArmAnswer = item.result
-        return remaining
+        return item.result
 
     def _route(self, runs: list[Run], *, in_batch: bool = False) -> Flow[Sequence[RouterInput]]:
         """Decide about a batch, and return its inputs; `RouterInput.result` is what remains to run, or an error."""

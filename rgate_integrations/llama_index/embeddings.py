@@ -38,8 +38,7 @@ class RGateEmbedding(BaseEmbedding):
         return "RGateEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        vector: list[float] = SentenceEmbedder(self.model_name).embed_queries([query])[0].tolist()
-        return vector
+        return SentenceEmbedder(self.model_name).embed_queries([query])[0].tolist()
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return await asyncio.to_thread(self._get_query_embedding, query)
@@ -51,8 +50,7 @@ class RGateEmbedding(BaseEmbedding):
         return await asyncio.to_thread(self._get_text_embedding, text)
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        vectors: list[list[float]] = SentenceEmbedder(self.model_name).embed(texts).tolist()
-        return vectors
+        return SentenceEmbedder(self.model_name).embed(texts).tolist()
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[Any]:
         return await asyncio.to_thread(self._get_text_embeddings, texts)

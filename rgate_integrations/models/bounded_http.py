@@ -128,8 +128,7 @@ async def request(
 
 def run_requests(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine in another thread, since the caller's thread may run an event loop, and return its result."""
-    result: _T = Start(Call(_run_on_own_loop, None, coroutine)).run().run()
-    return result
+    return Start(Call(_run_on_own_loop, None, coroutine)).run().run()
 
 
 def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:

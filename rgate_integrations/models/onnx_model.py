@@ -58,8 +58,7 @@ class OnnxSession:
         """Return the graph's outputs of the given names, in that order; ``inputs`` are arrays by name."""
         if self._session is None:
             self._session = self._open()
-        results: list[Any] = self._session.run(outputs, inputs)
-        return results
+        return self._session.run(outputs, inputs)
 
     def _open(self) -> Any:
         # Its telemetry sends data to Microsoft, and makes a forked child hang or crash at its end.
@@ -124,8 +123,7 @@ class OnnxModel(ABC):
         with _loading:
             if (cls, folder) not in _models:
                 _models[cls, folder] = cls(folder)
-            model: Self = _models[cls, folder]
-            return model
+            return _models[cls, folder]
 
     @abstractmethod
     def _load(self, folder: Path) -> None:

@@ -25,5 +25,4 @@ _Vectors = TypeVar("_Vectors", Float32Array, Float64Array)
 def unit(vectors: _Vectors) -> _Vectors:
     """Return vectors, shape (vectors, dimension), scaled to length 1. Zero vectors stay zero."""
     # A zero vector stays zero, so that its cosine with anything is 0 and not NaN.
-    scaled: _Vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return scaled
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -55,8 +55,7 @@ def run(flow: Flow[_T]) -> _T:
             else:
                 step = flow.send(result)
     except StopIteration as end:
-        value: _T = end.value
-        return value
+        return end.value
 
 
 async def arun(flow: Flow[_T]) -> _T:
@@ -71,8 +70,7 @@ async def arun(flow: Flow[_T]) -> _T:
             else:
                 step = flow.send(result)
     except StopIteration as end:
-        value: _T = end.value
-        return value
+        return end.value
 
 
 class Call(Step):

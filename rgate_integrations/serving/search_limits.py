@@ -88,8 +88,7 @@ class LimitedSearch:
             self._free.release()
             raise
         job.add_done_callback(partial(self._release, asyncio.get_running_loop()))
-        hits: list[list[Hit]] = await asyncio.wrap_future(job)
-        return hits
+        return await asyncio.wrap_future(job)
 
     def _release(self, loop: asyncio.AbstractEventLoop, _: object) -> None:
         with suppress(RuntimeError):  # the event loop is closed

@@ -135,8 +135,7 @@ class Evidence:
         piece = self.pieces[spec]
         if isinstance(piece, Exception):
             raise piece
-        value: _T = piece.value
-        return value
+        return piece.value
 
     @property
     def cost(self) -> Cost:
@@ -193,8 +192,7 @@ class Context:
         memory = self.sources.memory
         if key not in memory:
             memory.setdefault(key, make())  # two threads may both make it: the first one wins
-        value: _T = memory[key]
-        return value
+        return memory[key]
 
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
         """Return the piece that a spec describes for each request, or the error instead.
