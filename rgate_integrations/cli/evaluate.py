@@ -327,7 +327,9 @@ def monitor(
     if covered:
         say(f"Of {len(covered)} questions, {sum(covered) / len(covered):.1%} are about a corpus.")
         distinct = list(dict.fromkeys(gaps))
-        shown = f"; the first {_SHOWN_GAPS}:" if len(distinct) > _SHOWN_GAPS else ":" if gaps else "."
+        shown = ":" if gaps else "."
+        if len(distinct) > _SHOWN_GAPS:
+            shown = f"; the first {_SHOWN_GAPS}:"
         say(f"{len(gaps)} are not, and the LLM may not know the answers either{shown}")
         for question in distinct[:_SHOWN_GAPS]:
             say(f"  {' '.join(question.split())[:110]}")

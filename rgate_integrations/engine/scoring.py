@@ -52,9 +52,9 @@ def score_requests(
     resolved = resolve_turns(gate, requests, sources) if gate.reads_history else requests
     evidence = []
     # The cheapest rules decide first: patterns and functions, then examples, then the gate.
-    before, after = rules.pattern_order
+    first_patterns, last_patterns = rules.pattern_order
     for request, resolved_request in zip(requests, resolved, strict=True):
-        ruling = rules.match(request, before)
+        ruling = rules.match(request, first_patterns)
         item = Evidence(request)
         if ruling is not None:
             item.pieces[verdict] = Piece(ruling)
@@ -71,7 +71,7 @@ def score_requests(
             if isinstance(match, Exception) or match.value is not None:
                 item.pieces[verdict] = match
     for request, item in zip(requests, evidence, strict=True):
-        ruling = None if verdict in item.pieces else rules.match(request, after)
+        ruling = None if verdict in item.pieces else rules.match(request, last_patterns)
         if ruling is not None:
             item.pieces[verdict] = Piece(ruling)
     context.find(verdict)

@@ -150,8 +150,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return ()
         # The reader costs a second pass: it is only used if a known fact would skip and an unknown one retrieve.
         logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
-        highest = np.array([0.0, *sigmoids(logit_known + self.margin)])
-        if_unknown, if_known = [p_answered(trained.segments.kinds, shares, p).min() for p in highest[:, None]]
+        highest = sigmoids(logit_known + self.margin)
+        if_unknown = p_answered(trained.segments.kinds, shares, np.zeros(1)).min()
+        if_known = p_answered(trained.segments.kinds, shares, highest).min()
         threshold = self.threshold if evidence.request.threshold is None else evidence.request.threshold
         return (self._reader_spec,) if if_unknown < threshold <= if_known else ()
 
@@ -165,8 +166,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         decisive = int(np.argmin(answered))
         p, shares_there = float(answered[decisive]), shares[decisive]
         signals = {kind.name: float(share) for kind, share in zip(kinds, shares_there, strict=True)}
-        lowest, highest = [p_answered(kinds, shares, p).min() for p in (np.zeros(1), np.ones(1))]
-        if highest - lowest >= _MIN_INFLUENCE:
+        if_unknown = p_answered(kinds, shares, np.zeros(1)).min()
+        if_known = p_answered(kinds, shares, np.ones(1)).min()
+        if if_known - if_unknown >= _MIN_INFLUENCE:
             signals["known"] = float(known[0])
         subject = "The question"
         if len(texts) > 1:

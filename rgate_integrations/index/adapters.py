@@ -102,9 +102,8 @@ def as_hit(result: Any, query: str) -> Hit:
         raise TypeError(
             f"A result of the search, of type {type(result).__name__}, has no string in text or page_content."
         )
-    identity = next(
-        (found for name in ("id", "node_id") if (found := get_field(record, name)) not in (None, "")), text
-    )
+    ids = [get_field(record, name) for name in ("id", "node_id")]
+    identity = next((given for given in ids if given not in (None, "")), text)
     metadata = get_field(record, "metadata") or {}
     title = get_field(record, "title") or metadata.get("title") or ""
     # LangChain's documents have no score, and fusion only needs the order.

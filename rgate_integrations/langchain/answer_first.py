@@ -219,10 +219,7 @@ def extract_text(chunk: Any, keys: Sequence[str] = _ANSWER_KEYS) -> str | None:
 
 
 def _find_answer_key(chunk: Mapping[str, Any], keys: Sequence[str]) -> str | None:
-    for key in keys:
-        if isinstance(chunk.get(key), str | BaseMessage):
-            return key
-    return None
+    return next((key for key in keys if isinstance(chunk.get(key), str | BaseMessage)), None)
 
 
 def merge_chunks(chunks: Sequence[Any], *, cumulative: bool, patches: bool = False) -> Any:

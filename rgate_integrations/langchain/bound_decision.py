@@ -134,10 +134,11 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
         decision: The decision.
         config: The config of the run that made it; when None, that of the surrounding run.
     """
-    if (bound := read_bound(search_config(ensure_config(config)))) is not None and (
-        bound.decision is decision or (bound.question is None and bound.about(decision.question) == decision)
-    ):
-        return
+    bound = read_bound(search_config(ensure_config(config)))
+    if bound is not None:
+        copied = bound.question is None and bound.about(decision.question) == decision
+        if copied or bound.decision is decision:
+            return
     # Adding a key keeps the version; changing the meaning of one needs a new version.
     emitted = {"version": 1, **decision.model_dump(mode="json", include=_EMITTED)}
     with contextlib.suppress(RuntimeError):  # outside a run there are no listeners

@@ -114,14 +114,13 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
     if isinstance(arm, BaseChatModel):
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
             return arm.bind(logprobs=True)
-    elif isinstance(arm, RunnableBindingBase) and "logprobs" not in arm.kwargs:
-        inner = with_logprobs(arm.bound)
+    elif isinstance(arm, RunnableBindingBase | RunnableAssign) and "logprobs" not in getattr(
+        arm, "kwargs", ()
+    ):
+        field = "bound" if isinstance(arm, RunnableBindingBase) else "mapper"
+        inner = with_logprobs(getattr(arm, field))
         if inner is not None:
-            return arm.model_copy(update={"bound": inner})
-    elif isinstance(arm, RunnableAssign):
-        inner = with_logprobs(arm.mapper)
-        if inner is not None:
-            return arm.model_copy(update={"mapper": inner})
+            return arm.model_copy(update={field: inner})
     elif isinstance(arm, RunnableParallel):
         changed = {name: inner for name, step in arm.steps__.items() if (inner := with_logprobs(step))}
         if len(changed) == 1:  # with several it is not clear which of them answers

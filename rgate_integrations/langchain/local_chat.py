@@ -149,12 +149,12 @@ def _turn(message: BaseMessage) -> dict[str, str]:
     # A history may have chunks, such as the sum of an earlier stream.
     kind = message_chunk_to_message(message).type if isinstance(message, BaseMessageChunk) else message.type
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(kind, kind)
-    # The assistant's thoughts and tool calls are left out; for some of them `content_blocks` raises.
-    if (
-        any(isinstance(block, dict) and block.get("type") in _MEDIA for block in message.content)
-        if role == "assistant"
-        else any(block["type"] != "text" for block in message.content_blocks)
-    ):
+    if role == "assistant":
+        # Its thoughts and tool calls are left out; for some of them `content_blocks` raises.
+        has_media = any(isinstance(block, dict) and block.get("type") in _MEDIA for block in message.content)
+    else:
+        has_media = any(block["type"] != "text" for block in message.content_blocks)
+    if has_media:
         raise ConfigurationError(
             f"A local model can only read text, but a message of type {message.type!r} has other content.",
             hint="Remove images and files.",

@@ -386,9 +386,8 @@ class RouterCall(RoutedCall[RouterInput]):
             if decision is not None:
                 config = bind_decision(config, gate, item.run.input, decision)
             # A retriever that this gate guards must not decide, too, nor skip the search for a known question.
-            config = bind_decision(
-                config, gate, item.gate_input, decision and decision.with_retrieve(True), key=AHEAD_KEY
-            )
+            ahead = None if decision is None else decision.with_retrieve(True)
+            config = bind_decision(config, gate, item.gate_input, ahead, key=AHEAD_KEY)
             item.retrievers = RetrieverRuns(config["callbacks"], self._cancellation)
             configs.append(config)
         values = [item.run.input for item in inputs]

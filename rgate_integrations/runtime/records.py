@@ -183,17 +183,18 @@ def _write_number(value: Any) -> Any:
     return str(value) if is_whole or (isinstance(value, float) and math.isfinite(value)) else value
 
 
+def _as_list(value: Any) -> list[Any]:
+    """Return a list unchanged, a single value as a list of one, and null as an empty list."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
 _Text = Annotated[str, BeforeValidator(_write_number), StringConstraints(strip_whitespace=True)]
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _TEXT = TypeAdapter(Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)])
 _OPTIONAL_TEXT = TypeAdapter(_Text | None)
-_TEXTS = TypeAdapter(
-    # A single value counts as a list of one, and null as an empty list.
-    Annotated[
-        tuple[_Text, ...],
-        BeforeValidator(lambda value: value if isinstance(value, list) else [] if value is None else [value]),
-    ]
-)
+_TEXTS = TypeAdapter(Annotated[tuple[_Text, ...], BeforeValidator(_as_list)])
 _OPTIONAL_NUMBER = TypeAdapter(_Number | None)
 _NUMBERS = TypeAdapter(Annotated[tuple[_Number, ...], Field(min_length=1)])
 _LOGPROBS = TypeAdapter(tuple[Annotated[float, AfterValidator(check_logprob)], ...] | None)

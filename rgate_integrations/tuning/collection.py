@@ -164,8 +164,7 @@ class Answers:
 
     def get(self, question: Question, arm: ArmName) -> Draft | None:
         """Return an arm's answer, or None if it has not answered yet."""
-        draft, _ = self._answers.get((arm, question.key), (None, 0.0))
-        return draft
+        return self._answers.get((arm, question.key), (None, 0.0))[0]
 
     def missing(self, questions: Sequence[Question], arm: ArmName) -> list[Question]:
         """Return the questions that an arm has not answered; those on which it failed before come last."""

@@ -338,11 +338,14 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
         )
     rarer = min(right, wrong)
     if folds > rarer:
+        lacking = "known and unknown"
+        if right != wrong:
+            lacking = "known" if right < wrong else "unknown"
         raise DataFormatError(
             f"{right} known and {wrong} unknown questions cannot be split into {folds} folds: each needs a known and "
             "an unknown question.",
-            hint=(f"Use 2 to {rarer} folds (--folds). For more folds, add " if rarer > 1 else "Add ")
-            + f"{'known' if right < wrong else 'unknown' if wrong < right else 'known and unknown'} questions.",
+            hint=("" if rarer == 1 else f"Use 2 to {rarer} folds (--folds), or for more folds: ")
+            + f"Add {lacking} questions.",
         )
     return known
 

@@ -85,13 +85,9 @@ def label_own_answers(
         if label == "certainty":
             targets[question.text] = sampled_certainty(texts)
         else:
-            targets[question.text] = sampled_accuracy(texts, question.gold)
+            # The accuracy label of the KBM paper, section 2.2: the share of samples that are right.
+            targets[question.text] = sum(is_correct(text, question.gold) for text in texts) / len(texts)
     return read_examples(paths, label, targets)
-
-
-def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
-    """Return the accuracy label: the share of samples that are right (KBM paper, section 2.2); 0 without samples."""
-    return sum(is_correct(sample, gold) for sample in samples) / max(len(samples), 1)
 
 
 def sampled_certainty(samples: Sequence[str]) -> float:
