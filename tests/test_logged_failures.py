@@ -147,6 +147,7 @@ def test_what_is_found_and_cannot_be_judged(lines, monkeypatch):
         ("\x1b[31mred\x07\u2028line\r\n", "", "[31mred line"),
         ("nothing to hide", "", "nothing to hide"),
         ("Ham", "Hamlet", "…"),  # cut
+        ("one decision for the question", "Who is the one?", "one decision for the question"),
         ("caf\\u00e9 f\\xfcr", "café für", "… f r"),
         ("哈姆雷特是谁写的", "请问哈姆雷特是谁写的呢", "…"),
         ("key 0123456789abcdef0123456789abcdef0", "", "key …"),
@@ -157,7 +158,7 @@ def test_what_is_found_and_cannot_be_judged(lines, monkeypatch):
             "Wer schrieb München",
             "404 for http://s/?q=… … …",
         ),
-        ("file who_wrote_hamlet2.json", "Who wrote Hamlet", "file …_…_…2.json"),
+        ("file who_wrote_hamlet2.json", "Who wrote Hamlet", "file who_…_…2.json"),
     ],
 )
 def test_a_message_is_one_line_without_the_words_of_private_texts(message, private, logged):

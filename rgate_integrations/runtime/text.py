@@ -18,6 +18,11 @@ _SEPARATORS = "—…،؛؟۔।。、・「」『』《》（），：；！？
 _PUNCTUATION = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SEPARATORS, " "))
 _MAX_LOGGED = 300  # characters
 _MAX_WORD = 32  # characters; a longer word may be an API key
+_SAY_NOTHING = frozenset(
+    "a an the and or not no of in on at to for from with by as is are was be it its this that what which who how do did "
+    "does can must one".split()
+)
+"""Words that reveal nothing about a private text, and that log messages need."""
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
 _WORD = re.compile(r"\w+")
 _PART = re.compile(r"[^\W\d_]+|\d+")  # the parts of a word: "who_wrote_hamlet" has three
@@ -55,7 +60,7 @@ def replace_surrogates(content: bytes) -> bytes:
 
 
 def redact(message: object, *private: object) -> str:
-    r"""Make a message safe for a log: one line of at most 300 characters, without words of private texts.
+    r"""Make a message safe for a log: one line of at most 300 characters, without telling words of private texts.
 
     Libraries quote their input in errors, in full, truncated or escaped. Line feeds in it could forge log lines.
     Words of more than 32 characters, which may be keys, are masked, too.
@@ -66,17 +71,18 @@ def redact(message: object, *private: object) -> str:
 
     Examples:
         >>> redact("cannot parse 'Who wrote Hamlet?'\nERROR forged", "Who wrote Hamlet?")
-        "cannot parse '… … …?' ERROR forged"
+        "cannot parse 'Who … …?' ERROR forged"
     """
     text = " ".join(map(str, private)).casefold()
-    words = set(_PART.findall(text))
+    words = set(_PART.findall(text)) - _SAY_NOTHING
 
     def mask(word: re.Match[str]) -> str:
         return "…" if len(word.group()) > _MAX_WORD else _PART.sub(mask_part, word.group())
 
     def mask_part(match: re.Match[str]) -> str:
         part = match.group().casefold()
-        return "…" if part in words or (len(part) > 2 and part in text) else match.group()
+        is_cut = len(part) > 2 and part not in _SAY_NOTHING and part in text
+        return "…" if is_cut or part in words else match.group()
 
     # Truncate last, because half of a private word would not be recognised.
     plain = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _MAX_LOGGED]))  # HTTP errors quote URLs
