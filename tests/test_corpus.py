@@ -381,7 +381,7 @@ def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
     assert [each.name for each in gate.gate.profiles] == ["a", "b", "c"]
     with pytest.raises(ConfigurationError, match="CorpusProfile"):
         load_gate("constant:always", corpus=[3])
-    for name in (2, "half a pair: \ud83d"):  # each decision failed, or what was saved could not be read
+    for name in (2, " ", "half a pair: \ud83d"):  # each decision failed, or what was saved could not be read
         with pytest.raises(ConfigurationError, match="name"):
             load_gate("constant:always", corpus={name: one})
 

@@ -86,7 +86,7 @@ class CorpusProfile:
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
 
     Raises:
-        ConfigurationError: The name is not text, or has lone surrogates.
+        ConfigurationError: The name is not text, is empty, or has lone surrogates.
     """
 
     name: str
@@ -99,9 +99,9 @@ class CorpusProfile:
     sketch: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or self.name != encodable(self.name):
+        if not isinstance(self.name, str) or not self.name.strip() or self.name != encodable(self.name):
             raise ConfigurationError(
-                f"The name of a corpus must be text that UTF-8 can encode, not {self.name!r}.",
+                f"The name of a corpus must be text that is not empty and that UTF-8 can encode, not {self.name!r}.",
                 hint='For example, name="handbook".',
             )
 

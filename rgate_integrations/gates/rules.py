@@ -207,7 +207,7 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
         if not isinstance(rule, str | re.Pattern) and not callable(rule):
             raise ConfigurationError(
                 f"A rule in {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
-                hint='For example, always=["Which clause ...?", re.compile("contract"), a_function].',
+                hint=f'For example, {name}=["Which clause ...?", re.compile("contract"), a_function].',
             )
     return tuple(rules)
 

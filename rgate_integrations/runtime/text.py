@@ -18,9 +18,9 @@ _SEPARATORS = "—…،؛؟۔।。、・「」『』《》（），：；！？
 _PUNCTUATION = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SEPARATORS, " "))
 _MAX_LOGGED = 300  # characters
 _MAX_WORD = 32  # characters; a longer word may be an API key
-_SAY_NOTHING = frozenset(
-    "a an the and or not no of in on at to for from with by as is are was be it its this that what which who how do did "
-    "does can must one".split()
+_SAY_NOTHING = re.compile(
+    "an?|the|and|or|not?|of|in|on|at|to|for|from|with|by|as|is|are|was|be|its?|this|that|what|which|who|how"
+    "|do(?:es)?|did|can|must|one"
 )
 """Words that reveal nothing about a private text, and that log messages need."""
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
@@ -74,14 +74,14 @@ def redact(message: object, *private: object) -> str:
         "cannot parse 'Who … …?' ERROR forged"
     """
     text = " ".join(map(str, private)).casefold()
-    words = set(_PART.findall(text)) - _SAY_NOTHING
+    words = {word for word in _PART.findall(text) if not _SAY_NOTHING.fullmatch(word)}
 
     def mask(word: re.Match[str]) -> str:
         return "…" if len(word.group()) > _MAX_WORD else _PART.sub(mask_part, word.group())
 
     def mask_part(match: re.Match[str]) -> str:
         part = match.group().casefold()
-        is_cut = len(part) > 2 and part not in _SAY_NOTHING and part in text
+        is_cut = len(part) > 2 and part in text and not _SAY_NOTHING.fullmatch(part)
         return "…" if is_cut or part in words else match.group()
 
     # Truncate last, because half of a private word would not be recognised.
