@@ -34,6 +34,9 @@ ANSWER_FIRST = "answer-first"
 MIN_LOGPROB = -20.0
 """Lower log-probabilities count as this: such tokens are practically impossible, and some servers write -9999."""
 
+# Not `@`, if NumPy is at least 2: BLAS would share the product among threads, which go on spinning for a while.
+_dot = getattr(np, "vecdot", np.matmul)
+
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
@@ -262,7 +265,9 @@ class KindHead:
         output = self.output.astype(np.float64)
         # Row by row: the result of a matrix product depends on its number of rows, and a segment must have the same
         # logits in any batch.
-        rows = [output @ np.maximum(self.hidden @ row + self.hidden_bias, 0) for row in x.astype(np.float32)]
+        rows = [
+            output @ np.maximum(_dot(self.hidden, row) + self.hidden_bias, 0) for row in x.astype(np.float32)
+        ]
         return np.stack(rows) + np.array([kind.bias for kind in self.kinds])
 
 

@@ -93,15 +93,15 @@ class Encoder(OnnxModel):
         from sentencepiece import SentencePieceProcessor
 
         with ThreadPoolExecutor(1) as pool:
-            # Reading the vocabulary takes longest, so that it goes on beside the rest.
-            tokens = pool.submit(SentencePieceProcessor, model_file=str(folder / TOKENS))
-            # Memory-mapped, so that only the rows of tokens that occur are read, not all 54 MB.
-            self._table = np.memmap(folder / WEIGHTS, np.uint8, "r", shape=TABLE)
-            self._sessions = {
-                stage: OnnxSession((self.shipped / graph_file(stage)).read_bytes(), folder)
+            # Reading the vocabulary takes longest, so the graphs are opened beside it.
+            sessions = [
+                pool.submit(OnnxSession, (self.shipped / graph_file(stage)).read_bytes(), folder)
                 for stage in STAGES
-            }
-        self._tokens = tokens.result()
+            ]
+            self._tokens = SentencePieceProcessor(model_file=str(folder / TOKENS))
+        self._sessions = {stage: session.result() for stage, session in zip(STAGES, sessions, strict=True)}
+        # Memory-mapped, so that only the rows of tokens that occur are read, not all 54 MB.
+        self._table = np.memmap(folder / WEIGHTS, np.uint8, "r", shape=TABLE)
 
     def _compute_test_states(self, text: str) -> Float32Array:
         return self.encode([text], layers=(*STATES, ALL_LAYERS))[0].whole
