@@ -131,7 +131,7 @@ def test_the_log_has_the_error_on_one_line_without_the_question(caplog):
     with gateway(Words(), shelf=Returns(raises(error))) as between:
         between.ask("who wrote hamlet? s3cret")
     (line,) = [record.getMessage() for record in caplog.records if "search" in record.getMessage()]
-    assert line == 'The search failed: OSError: no answer for "… … 2026-01-01 INFO …?" é'
+    assert line == 'The search failed: OSError: no answer for "WHO … 2026-01-01 INFO …?" é'
 
 
 # --- searches that hang -------------------------------------------------------------------------------------------

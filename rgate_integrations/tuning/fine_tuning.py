@@ -177,10 +177,7 @@ def fine_tune(
         )
     check_output(out := expand(out), files=(ADAPTER,))
     proxy = TransformersProxy(model)
-    rows = []  # as `collate` takes them
-    for pair in pairs:
-        prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
-        rows.append({"prompt": prompt, "target": target, "weight": pair.weight})
+    rows = _as_rows(pairs, proxy)
     # The identity includes the rows, because other labels for the same questions make it another run.
     contents = hashlib.sha256(repr(rows).encode()).hexdigest()
     identity = json.dumps([asdict(recipe), seed, model, proxy.fingerprint, contents])
@@ -205,6 +202,15 @@ def fine_tune(
     (staging / "README.md").unlink(missing_ok=True)  # peft's empty model card
     rename_folder(staging, out)
     shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def _as_rows(pairs: Sequence[Pair], proxy: TransformersProxy) -> list[dict[str, Any]]:
+    """Return the token ids and the weight of each pair, as `collate` takes them."""
+    rows = []
+    for pair in pairs:
+        prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
+        rows.append({"prompt": prompt, "target": target, "weight": pair.weight})
+    return rows
 
 
 def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
