@@ -265,10 +265,8 @@ class KindHead:
         output = self.output.astype(np.float64)
         # Row by row: the result of a matrix product depends on its number of rows, and a segment must have the same
         # logits in any batch.
-        rows = [
-            output @ np.maximum(_dot(self.hidden, row) + self.hidden_bias, 0) for row in x.astype(np.float32)
-        ]
-        return np.stack(rows) + np.array([kind.bias for kind in self.kinds])
+        hidden = [np.maximum(_dot(self.hidden, row) + self.hidden_bias, 0) for row in x.astype(np.float32)]
+        return np.stack([_dot(output, row) for row in hidden]) + np.array([kind.bias for kind in self.kinds])
 
 
 @dataclass(frozen=True, config=STRICT)
