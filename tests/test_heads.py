@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -442,3 +444,24 @@ def test_of_news_an_able_llm_knows_no_more_than_the_default_one(decide, theta, c
     assert news.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * counts_as))
     assert fact.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * theta))
     assert [("may be news" in each.reason) for each in (news, fact)] == [theta > 0, False]
+
+
+OTHER_THREADS = """
+import time
+import numpy as np
+from rgate_integrations.gates.folder import read_gate
+heads = read_gate("default")
+states, layout = np.ones((1, 4, 384), np.float32), np.ones((1, 11), np.float32)
+own, all_threads = time.thread_time(), time.process_time()
+for _ in range(300):
+    heads.segments.logits(states, layout), heads.in_context.logits(states, layout)
+own, all_threads = time.thread_time() - own, time.process_time() - all_threads
+print(all_threads / own)
+"""
+
+
+@pytest.mark.skipif(not hasattr(np, "vecdot"), reason="needs NumPy 2")
+def test_no_other_thread_spins_after_the_heads_have_judged():
+    """Regression: BLAS shared the product, and its threads went on spinning: twice the CPU time of a decision."""
+    done = subprocess.run([sys.executable, "-c", OTHER_THREADS], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.3
