@@ -29,7 +29,6 @@ from rgate_integrations.models.encoder import (
     Encoder,
     Tokens,
     _windows,
-    join_segments,
 )
 from rgate_integrations.models.encoder_file import (
     ADAPTER,
@@ -48,6 +47,7 @@ from rgate_integrations.models.encoder_file import (
 )
 from rgate_integrations.models.sources import fetch_files
 from rgate_integrations.runtime.files import write_folder
+from rgate_integrations.runtime.segments import join_segments
 from tests.damaged import with_damage, zeroed
 
 TEXTS = [
@@ -156,7 +156,7 @@ def cosines(some, others):
 def same(some, others):
     """Whether texts gave the same bits."""
     return all(
-        np.array_equal(one.whole, other.whole) and np.array_equal(one.parts, other.parts)
+        np.array_equal(one.whole, other.whole) and np.array_equal(one.segments, other.segments)
         for one, other in zip(some, others, strict=True)
     )
 
@@ -317,7 +317,7 @@ def test_parts_are_means_over_their_own_tokens(encoder):
     (states,) = encoder.states([ids], STATES)
     np.testing.assert_array_equal(found.whole, states.sum(1) / np.float32(len(ids)))
     begin = len(before)
-    for part, pieces in zip(found.parts, PIECES, strict=True):
+    for part, pieces in zip(found.segments, PIECES, strict=True):
         begin = begin + 1 if pieces[0] == "我的" else begin  # behind the white space
         end = begin + len(pieces)
         assert encoder._tokens.id_to_piece(ids[begin:end]) == pieces
@@ -328,12 +328,12 @@ def test_parts_are_means_over_their_own_tokens(encoder):
 @pytest.mark.model
 def test_a_part_without_tokens_has_those_of_its_neighbour(encoder):
     (found,) = encoder.encode(["who wrote it"], [[(0, 3), (3, 3), (4, 9), (12, 12)]])
-    assert np.isfinite(found.parts).all()
+    assert np.isfinite(found.segments).all()
     (empty,) = encoder.encode([""], [[(0, 0)]])
-    assert empty.parts.shape == (1, 3, HIDDEN)
+    assert empty.segments.shape == (1, 3, HIDDEN)
     (long,) = encoder.encode(["word " * 4_000], [[(0, 5), (19_990, 19_995)]])
-    assert long.tokens < 3_100
-    assert np.isfinite(long.parts).all()
+    assert long.prompt_tokens < 3_100
+    assert np.isfinite(long.segments).all()
 
 
 @pytest.mark.model
@@ -341,8 +341,8 @@ def test_segments_mean_much_the_same_across_windows(encoder):
     lines = [f"Parcel {i} was sent to the depot and weighed before noon." for i in range(120)]
     text, parts = join_segments([[line] for line in lines])
     (found,) = encoder.encode([text], [parts])
-    assert found.tokens > 3 * 512
-    near = cosines(found.parts[1:, 0], found.parts[:-1, 0])
+    assert found.prompt_tokens > 3 * 512
+    near = cosines(found.segments[1:, 0], found.segments[:-1, 0])
     assert near.min() > 0.8  # also where one window ends and another begins
 
 

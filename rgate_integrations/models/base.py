@@ -62,7 +62,8 @@ class RequestStates:
         whole: States of the whole request, shape (requested layers, hidden size), float32.
         segments: States of each segment, shape (segments, requested layers, hidden size); no values if no
             layers were requested for segments.
-        prompt_tokens: Number of tokens read. If segments are also read alone, their tokens count again.
+        prompt_tokens: Number of tokens read, without those that were cut off. If segments are also read alone, their
+            tokens count again.
     """
 
     whole: Float32Array = field(repr=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rgate_integrations.models.base import RequestStates
 from rgate_integrations.models.encoder_file import (
     BRANCH,
     BRANCH_LAYERS,
@@ -30,6 +30,7 @@ from rgate_integrations.models.encoder_file import (
 from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, pack_texts
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import SHIPPED
+from rgate_integrations.runtime.segments import Range
 from rgate_integrations.runtime.text import encodable
 
 ENCODER = "multilingual-e5-small"
@@ -45,8 +46,6 @@ MAX_TOKENS = 3_072
 """Maximum number of tokens of a text; the rest is ignored."""
 
 Prefix: TypeAlias = Literal["query: ", "passage: "]
-Range: TypeAlias = tuple[int, int]
-"""Start and end of a range of characters or tokens, as in a slice."""
 
 _BEGIN, _END = 0, 2  # ids of the tokens around each text
 # A text of more than 512 tokens is read in windows, which overlap by this many. A token counts in the window where it
@@ -58,21 +57,6 @@ _BATCH_TOKENS = 128  # larger batches do not fit into a core's caches, and are s
 def graph_file(stage: int) -> str:
     """Return the file name of the graph whose last layer is ``stage``; see `STAGES`."""
     return f"graph_{stage}.onnx"
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The pooled states of a text.
-
-    Attributes:
-        whole: Means over the whole text, shape (layers, 384).
-        parts: Means over each part, shape (parts, layers, 384).
-        tokens: Length of what was read, in tokens: the truncated text with prefix and end token.
-    """
-
-    whole: Float32Array = field(repr=False)
-    parts: Float32Array = field(repr=False)
-    tokens: int
 
 
 class Tokens(NamedTuple):
@@ -123,8 +107,10 @@ class Encoder(OnnxModel):
         *,
         layers: Sequence[int] = STATES,
         prefix: Prefix = "query: ",
-    ) -> list[Encoded]:
-        """Return the pooled states of texts. A text of more than 512 tokens is read in overlapping windows.
+    ) -> list[RequestStates]:
+        """Return the pooled states of each text, and of its parts as segments.
+
+        A text of more than 512 tokens is read in overlapping windows.
 
         Args:
             texts: The texts; each is truncated to 3,072 tokens.
@@ -145,7 +131,7 @@ class Encoder(OnnxModel):
             total = np.sum([next(sums) for _ in row_windows], axis=0, dtype=np.float32)
             counts = np.array([end - begin for begin, end in row.ranges], np.float32)
             means = total / counts[:, None, None]
-            results.append(Encoded(means[0], means[1:], len(row.ids)))
+            results.append(RequestStates(means[0], means[1:], len(row.ids)))
         return results
 
     def ids(self, text: str) -> list[int]:
@@ -235,17 +221,3 @@ def _windows(row: Tokens, before: int) -> Iterable[Tokens]:
         end = len(row.ids) if start == starts[-1] else start + before + room - _OVERLAP // 2
         ranges = [(max(first, begin) - start, min(last, end) - start) for first, last in row.ranges]
         yield Tokens(ids, ranges)
-
-
-def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
-    """Join segments into a text, and return it with the range of each segment, as `Encoder.encode` takes them.
-
-    Args:
-        lines: The segments of each line; see `rgate_integrations.runtime.segments.split_lines`.
-    """
-    ranges: list[Range] = []
-    begin = 0
-    for segment in chain.from_iterable(lines):
-        ranges.append((begin, begin + len(segment)))
-        begin += len(segment) + 1  # the space or line feed after it
-    return "\n".join(map(" ".join, lines)), ranges

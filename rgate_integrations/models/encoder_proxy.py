@@ -14,14 +14,12 @@ from rgate_integrations.models.encoder import (
     FINGERPRINT,
     STATES,
     Encoder,
-    Range,
-    join_segments,
 )
 from rgate_integrations.models.encoder_file import LAYERS, adapter_digest
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers, layer_numbers
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.segments import Segmented
+from rgate_integrations.runtime.segments import Range, Segmented, join_segments
 
 _MAX_HISTORY = 768  # tokens of the earlier turns; of a longer history, only the end is read
 
@@ -74,7 +72,7 @@ class EncoderProxy(HasStates):
         numbers = _check_layers(layers)
         questions = [" ".join(fields["question"].split()) for fields in values]
         encoded = self.encoder.encode(questions, layers=numbers)
-        return [HiddenStates(_select(text.whole, layers, numbers), text.tokens) for text in encoded]
+        return [HiddenStates(_select(text.whole, layers, numbers), text.prompt_tokens) for text in encoded]
 
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
@@ -90,13 +88,13 @@ class EncoderProxy(HasStates):
         encodings = self.encoder.encode(*zip(*inputs, strict=True), layers=numbers) if texts else []
         results = []
         for text, encoded in zip(texts, encodings, strict=True):
-            whole, segments = encoded.whole, encoded.parts
+            whole, segments = encoded.whole, encoded.segments
             if len(segments) > len(text.segments):
                 whole, segments = segments[0], segments[1:]
             states = RequestStates(
                 _select(whole, layers.whole, numbers),
                 _select(segments, layers.segments, numbers),
-                encoded.tokens,
+                encoded.prompt_tokens,
             )
             results.append(states)
         return results

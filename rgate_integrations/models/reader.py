@@ -28,7 +28,7 @@ from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.files import SHIPPED
-from rgate_integrations.runtime.segments import Segmented
+from rgate_integrations.runtime.segments import Range, Segmented, join_segments
 
 FINGERPRINT = "90a1a11611da98e1"
 """Fingerprint of the whole default model; see `rgate_integrations.models.model_runner.fingerprint`."""
@@ -71,7 +71,7 @@ class ReaderRow(NamedTuple):
     ids: tuple[int, ...]
     question: int
     prompt: int
-    segments: tuple[tuple[int, int], ...] = ()
+    segments: tuple[Range, ...] = ()
 
 
 class Reader(OnnxModel, TextEncoder):
@@ -165,17 +165,15 @@ class Reader(OnnxModel, TextEncoder):
     def encode_segments(self, text: Segmented) -> ReaderRow:
         """Tokenize a request with the end of its history before it, and find the range of each of its segments."""
         history = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
-        lines, parts = [], []
+        lines = []
         for line in text.lines:
             # Clean segment by segment, so that removing a control token does not shift the next segment.
-            plain = [" ".join(self.plain(segment).split()) for segment in line]
-            parts += plain
-            lines.append(" ".join(plain))
-        encoded = self.tokenize("\n".join(lines))
+            lines.append([" ".join(self.plain(segment).split()) for segment in line])
+        request, parts = join_segments(lines)
+        encoded = self.tokenize(request)
         ends = [end for _, end in encoded.offsets[:_MAX_QUESTION]]
-        segments, begin, end = [], len(history), -1
-        for segment in parts:
-            end += 1 + len(segment)  # in characters, including the white space between two segments
+        segments, begin = [], len(history)
+        for _, end in parts:
             following = len(history) + bisect_right(ends, end, begin - len(history))
             # A segment without its own tokens, such as a removed control token, gets its neighbour's.
             first = min(begin, len(history) + max(len(ends) - 1, 0))
@@ -184,7 +182,7 @@ class Reader(OnnxModel, TextEncoder):
         return self._row([*history, *encoded.ids[:_MAX_QUESTION]], "", tuple(segments))
 
     def _row(
-        self, question: list[int], draft: str | Sequence[int], segments: tuple[tuple[int, int], ...] = ()
+        self, question: list[int], draft: str | Sequence[int], segments: tuple[Range, ...] = ()
     ) -> ReaderRow:
         if isinstance(draft, str):
             draft = self.ids(self.plain(draft))
@@ -207,7 +205,7 @@ def pool_row(
     states: Mapping[int, Float32Array],
     row: ReaderRow,
     layers: Sequence[PooledLayer],
-    segment: tuple[int, int] | None = None,
+    segment: Range | None = None,
 ) -> Float32Array:
     """Return the pooled states of a text, or of one segment of its question, shape (layers, hidden size).
 

@@ -6,11 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.letters import UNSPACED
+
+Range: TypeAlias = tuple[int, int]
+"""Start and end of a range of characters or tokens, as in a slice."""
 
 LAYOUT = 11
 """Number of columns of `layout`."""
@@ -97,6 +101,16 @@ def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
     first = following.lstrip(_OPENERS)[:1]
     # Test for "not lower case" rather than "upper case", because many scripts have no capitals.
     return first.isalnum() and not first.islower()
+
+
+def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
+    """Join the segments of each line, see `split_lines`, into one text; return it with each segment's range in it."""
+    ranges: list[Range] = []
+    begin = 0
+    for segment in chain.from_iterable(lines):
+        ranges.append((begin, begin + len(segment)))
+        begin += len(segment) + 1  # the space or line feed after it
+    return "\n".join(map(" ".join, lines)), ranges
 
 
 def count_words(text: str) -> int:
