@@ -29,10 +29,10 @@ from training_text import make_training_rows
 from rgate_integrations import CorpusProfile, load_gate
 from rgate_integrations.corpus import profile as profile_module
 from rgate_integrations.corpus.background import FILE
-from rgate_integrations.corpus.profile import corpus_encoder
 from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.runtime.arrays import unit
 from rgate_integrations.tuning.evaluation import auc
 
@@ -188,8 +188,8 @@ def write_background() -> None:
     leads = rng.sample(
         [passage.searchable for passage in read_passages(corpus_path("encyclopedia-leads"))], LEADS
     )
-    questions = corpus_encoder().vectors([row.text for row in requests], "query: ")
-    passages = corpus_encoder().vectors([lead[:400] for lead in leads], "passage: ")
+    questions = EncoderProxy().encoder.vectors([row.text for row in requests], "query: ")
+    passages = EncoderProxy().encoder.vectors([lead[:400] for lead in leads], "passage: ")
     centred = np.vstack([questions - questions.mean(0), passages - passages.mean(0)]).astype(np.float64)
     languages = np.array([row.language for row in requests])
     means = np.stack(

@@ -12,7 +12,7 @@ from base import read_records
 
 from rgate_integrations import CorpusProfile
 from rgate_integrations.corpus import profile as profile_module
-from rgate_integrations.corpus.profile import corpus_encoder
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 
 DOCSTRINGS, SEED = 1_000, 0
 
@@ -111,5 +111,5 @@ _vectors: dict[str, np.ndarray] = {}
 
 def embed(questions: Sequence[str]) -> np.ndarray:
     new = [question for question in dict.fromkeys(questions) if question not in _vectors]
-    _vectors.update(zip(new, corpus_encoder().vectors(new, "query: "), strict=True))
+    _vectors.update(zip(new, EncoderProxy().encoder.vectors(new, "query: "), strict=True))
     return np.stack([_vectors[question] for question in questions])

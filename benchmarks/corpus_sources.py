@@ -15,9 +15,9 @@ from corpus_ways import DESCRIPTIONS
 from templates import FOLDER, read_lines
 
 from rgate_integrations import CorpusProfile
-from rgate_integrations.corpus.profile import corpus_encoder
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 
 UTTERANCES, ROUTER_SEEDS, LLM_QUESTIONS = 10, 5, 20
 DESCRIPTIONS_OF_ALL = DESCRIPTIONS | {
@@ -118,7 +118,7 @@ def show_cost(corpora: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
     reads, covers = [], []
     for question in questions:
         start = time.perf_counter()
-        vector = corpus_encoder().vectors([question], "query: ")
+        vector = EncoderProxy().encoder.vectors([question], "query: ")
         middle = time.perf_counter()
         for profile in profiles:
             profile.p_covered(vector, [question])
@@ -157,7 +157,7 @@ def _route(corpora: Corpora, seed: int) -> np.ndarray:
             return embed(docs).tolist()
 
         def encode_documents(self, docs: list[str]) -> list[list[float]]:
-            return corpus_encoder().vectors(docs, "passage: ").tolist()
+            return EncoderProxy().encoder.vectors(docs, "passage: ").tolist()
 
     draw = random.Random(seed)
     routes = []

@@ -12,9 +12,9 @@ from llama_index.core.embeddings import BaseEmbedding
 from llama_index.core.schema import TextNode
 
 from rgate_integrations import CorpusProfile
-from rgate_integrations.corpus.profile import corpus_encoder
 from rgate_integrations.index import BM25Index, Passage
 from rgate_integrations.langchain import FaissVectorStore
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.tuning.evaluation import auc
 
 COUNTS = (20, 100, 500, 2_000)
@@ -32,7 +32,9 @@ class StoreEmbeddings(Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed passages."""
-        vectors: list[list[float]] = corpus_encoder().vectors([t[:300] for t in texts], "passage: ").tolist()
+        vectors: list[list[float]] = (
+            EncoderProxy().encoder.vectors([t[:300] for t in texts], "passage: ").tolist()
+        )
         return vectors
 
     def embed_query(self, text: str) -> list[float]:

@@ -315,11 +315,11 @@ def similarity_way(application: str) -> dict[str, Decide]:
     from semantic_router import IndexedRouter, Route
     from semantic_router.encoders import DenseEncoder
 
-    from rgate_integrations.corpus.profile import corpus_encoder
+    from rgate_integrations.models.encoder_proxy import EncoderProxy
 
     class Encoder(DenseEncoder):
         def __call__(self, docs: list[Any]) -> list[list[float]]:
-            return corpus_encoder().vectors([str(doc) for doc in docs], "query: ").tolist()
+            return EncoderProxy().encoder.vectors([str(doc) for doc in docs], "query: ").tolist()
 
         async def acall(self, docs: list[Any]) -> list[list[float]]:
             return self(docs)

@@ -24,6 +24,7 @@ from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 from tests.commands import printed, rgate
 from tests.patience import PATIENCE
 
@@ -58,7 +59,7 @@ class Encoder:
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(profile_module, "corpus_encoder", Encoder)
+    monkeypatch.setattr(EncoderProxy, "encoder", Encoder())
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
     ids=["a product", "also in lower case", "once", "nouns with capitals", "units and signs", "wide codes"],
 )
 def test_a_product_that_is_mentioned_often_is_a_name(texts, names):
-    assert find_terms(texts, profile_module.corpus_encoder()).names == names
+    assert find_terms(texts, EncoderProxy().encoder).names == names
 
 
 # --- searches ----------------------------------------------------------------------------------------------------

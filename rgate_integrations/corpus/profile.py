@@ -9,21 +9,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from rgate_integrations.corpus.background import background
 from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
-from rgate_integrations.decision import Frozen
 from rgate_integrations.errors import ConfigurationError, ProfileError
-from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
-from rgate_integrations.runtime.files import find_folder, json_text, read_file, write_folder
+from rgate_integrations.runtime.files import find_folder, json_text, parse_json, read_file, write_folder
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
 from rgate_integrations.runtime.text import encodable
@@ -89,13 +88,16 @@ class CorpusProfile:
         ConfigurationError: The name is not text, is empty, or has lone surrogates.
     """
 
+    # The bounds are only checked in `load`, because a saved profile may come from anywhere.
+    __pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
     name: str
     codes: np.ndarray[Any, np.dtype[np.int8]] = field(repr=False)
     terms: Terms = field(repr=False)
-    baseline: float = field(repr=False)
-    margin: float = field(repr=False)
+    baseline: Annotated[float, Field(ge=-1, le=1)] = field(repr=False)
+    margin: Annotated[float, Field(gt=0, le=2)] = field(repr=False)
     source: Source = "texts"
-    seen: int = 0
+    seen: Annotated[int, Field(ge=0)] = 0
     sketch: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +172,7 @@ class CorpusProfile:
             raise ProfileError(
                 f"The corpus {name!r} {_WITHOUT_TEXT[source][0]}.", hint=_WITHOUT_TEXT[source][1]
             )
-        encoder = corpus_encoder()
+        encoder = EncoderProxy().encoder
         beginnings = [text[:_READ_CHARS] for text in sample.texts]
         projected = background().project_passages(encoder.vectors(beginnings, "passage: "))
         largest = np.abs(projected).max(axis=1, keepdims=True)
@@ -246,7 +248,7 @@ class CorpusProfile:
             DownloadError: The encoder could not be downloaded.
         """
         texts = [questions] if isinstance(questions, str) else questions
-        return self.p_covered(corpus_encoder().vectors(texts, "query: "), texts)
+        return self.p_covered(EncoderProxy().encoder.vectors(texts, "query: "), texts)
 
     def match_names(self, text: str) -> tuple[str, ...]:
         """Return the corpus's names, such as products and error codes, that a question contains, in lower case.
@@ -334,39 +336,16 @@ class CorpusProfile:
     def _read(cls, root: Path) -> Self:
         from safetensors.numpy import load
 
-        saved = _Saved.model_validate_json(read_file(root / CONFIG))
-        for name, theirs, ours in (("format", saved.format, FORMAT), ("encoder", saved.encoder, _ENCODER)):
-            if theirs != ours:
+        facts = dict(parse_json(read_file(root / CONFIG)))
+        for name, ours in (("format", FORMAT), ("encoder", _ENCODER)):
+            if (theirs := facts.pop(name, None)) != ours:
                 raise ValueError(f"it has the {name} {theirs!r}, but this version reads {ours!r}")
         weights = read_file(root / WEIGHTS)
-        if saved.weights_sha256 != hashlib.sha256(weights).hexdigest():
+        if facts.pop("weights_sha256", None) != hashlib.sha256(weights).hexdigest():
             raise ValueError("its checksum does not match the recorded one")
-        return cls(
-            saved.name,
-            load(weights)["codes"],
-            Terms(saved.telling, frozenset(saved.names)),
-            saved.baseline,
-            saved.margin,
-            saved.source,
-            saved.seen,
-            saved.sketch,
-        )
-
-
-class _Saved(Frozen):
-    """The content of a saved profile's JSON file; see `CorpusProfile`."""
-
-    format: int
-    encoder: str
-    name: str
-    source: Source
-    seen: int = Field(ge=0)
-    baseline: float = Field(ge=-1, le=1)
-    margin: float = Field(gt=0, le=2)
-    telling: tuple[str, ...]
-    names: tuple[str, ...]
-    sketch: tuple[int, ...]
-    weights_sha256: str
+        facts["codes"] = load(weights)["codes"]
+        facts["terms"] = {name: facts.pop(name, None) for name in Terms._fields}
+        return TypeAdapter(cls).validate_python(facts)
 
 
 def _mean_of_nearest(cosines: Float32Array, most: int = NEIGHBOURS) -> Float64Array:
@@ -392,13 +371,3 @@ def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float
         total = len(sentences) * (float(np.median(nearness)) - baseline)
     margin = (total + _PRIOR_SENTENCES * _PRIOR_MARGIN) / (len(sentences) + _PRIOR_SENTENCES)
     return min(max(margin, _MIN_MARGIN), _MAX_MARGIN)
-
-
-def corpus_encoder() -> Encoder:
-    """Return the encoder, multilingual-e5-small, which is shared within the process.
-
-    Raises:
-        ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
-        DownloadError: The encoder could not be downloaded.
-    """
-    return Encoder.shared(fetch_path(ENCODER, "gate's model"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -39,18 +38,14 @@ def sample_texts(texts: Iterable[str], most: int) -> Sample:
         ProfileError: A passage is not a string.
     """
     sampled: dict[int, str] = {}
-    largest: list[int] = []  # heapq keeps the smallest first, so hashes are negated
     seen = 0
     for passage in _passages(texts):
         seen += 1
         number = int.from_bytes(hashlib.blake2b(passage.encode(errors="replace"), digest_size=6).digest())
-        if number in sampled or (len(sampled) == most and number > -largest[0]):
-            continue
         sampled[number] = passage
-        heapq.heappush(largest, -number)
-        if len(sampled) > most:
-            del sampled[-heapq.heappop(largest)]
-    numbers = sorted(sampled)
+        if len(sampled) == 4 * most:  # not at every passage, because sorting takes time
+            sampled = {number: sampled[number] for number in sorted(sampled)[:most]}
+    numbers = sorted(sampled)[:most]
     return Sample(tuple(sampled[number] for number in numbers), seen, tuple(numbers[:_SKETCH_SIZE]))
 
 
