@@ -35,7 +35,7 @@ from rgate_integrations.answering.partial_answer import END, BufferedAnswer, Chu
 from rgate_integrations.llama_index.decider import copy_bundle
 from rgate_integrations.runtime.context import variable_set
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.records import TokenLogprobs, read_logprobs
+from rgate_integrations.runtime.records import TokenLogprobs, read_choice_logprobs, read_logprobs
 from rgate_integrations.runtime.replies import get_field, read_reply
 
 
@@ -208,14 +208,8 @@ def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
         choice: The first choice in the server's reply; None if the reply has no choices.
     """
     # Each position is a list: the generated token, then other likely ones.
-    entries: Any = [position[0] for position in response.logprobs or [] if position]
-    logprobs = get_field(choice, "logprobs")
-    if not entries:
-        entries = get_field(logprobs, "content")
-    if not entries:  # completions have parallel lists
-        columns = [get_field(logprobs, name) or [] for name in ("tokens", "token_logprobs")]
-        entries = [{"token": token, "logprob": value} for token, value in zip(*columns, strict=False)]
-    return read_logprobs(entries)
+    entries = [position[0] for position in response.logprobs or [] if position]
+    return read_logprobs(entries) if entries else read_choice_logprobs(choice)
 
 
 def with_logprobs(llm: LLM) -> LLM | None:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.runtime.files import parse_json
-from rgate_integrations.runtime.records import read_logprobs
+from rgate_integrations.runtime.records import read_choice_logprobs, read_logprobs
 
 Completion: TypeAlias = tuple[Draft, Mapping[str, float]]
 """A draft, and the top tokens of its first position with their log-probabilities (empty if the server sent none)."""
@@ -35,8 +35,7 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
             isinstance(part, Mapping) and "type" in part for part in content
         ):
             return None
-        entries, likeliest = _logprob_entries(choice.get("logprobs") or {})
-        tokens, logprobs = read_logprobs(entries)
+        tokens, logprobs = read_choice_logprobs(choice)
         usage = answer.get("usage") or {}
         draft = Draft.from_message(
             choice if message is None else message,
@@ -49,17 +48,16 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
             # Servers may send null or a negative number.
             prompt_tokens=max(int(usage.get("prompt_tokens") or 0), 0),
         )
-        return draft, dict(zip(*read_logprobs(likeliest), strict=True))
+        return draft, _read_top_tokens(choice.get("logprobs") or {})
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
         return None
 
 
-def _logprob_entries(logprobs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return all tokens, and the top tokens of the first position, as records with ``token`` and ``logprob``."""
+def _read_top_tokens(logprobs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the top tokens of the first position, with their log-probabilities."""
     if logprobs.get("content"):  # chat completions
-        return logprobs["content"], logprobs["content"][0].get("top_logprobs") or []
-    # Completions have parallel lists, and the top tokens as a mapping. A text's first token has no probability.
-    pairs = zip(logprobs.get("tokens") or (), logprobs.get("token_logprobs") or (), strict=False)
-    tops = (logprobs.get("top_logprobs") or [None])[0] or {}
-    tokens = [{"token": token, "logprob": logprob or 0.0} for token, logprob in pairs]
-    return tokens, [{"token": token, "logprob": logprob} for token, logprob in tops.items()]
+        entries = logprobs["content"][0].get("top_logprobs") or []
+    else:  # completions have a mapping per position
+        tops = (logprobs.get("top_logprobs") or [None])[0] or {}
+        entries = [{"token": token, "logprob": logprob} for token, logprob in tops.items()]
+    return dict(zip(*read_logprobs(entries), strict=True))

@@ -19,6 +19,7 @@ from pydantic import (
 
 from rgate_integrations.errors import DataFormatError, first_line
 from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.replies import get_field
 
 _T = TypeVar("_T")
 
@@ -167,14 +168,16 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
 
 
 def read_choice_logprobs(choice: Any) -> TokenLogprobs:
-    """Return the tokens and log-probabilities of a choice (one answer) of OpenAI's chat API; see `read_logprobs`.
+    """Return the tokens and log-probabilities of a choice (one answer) of OpenAI's API; see `read_logprobs`.
 
-    The choice is a mapping; an object of OpenAI's client gives empty tuples.
+    The choice is JSON, or an object of OpenAI's client.
     """
-    for key in ("logprobs", "content"):
-        if isinstance(choice, Mapping):
-            choice = choice.get(key)
-    return read_logprobs(choice)
+    logprobs = get_field(choice, "logprobs")
+    entries = get_field(logprobs, "content") or logprobs
+    columns = [get_field(logprobs, name) for name in ("tokens", "token_logprobs")]
+    if all(columns):  # completions have parallel lists, in which a text's first token has no probability
+        entries = [{"token": token, "logprob": value or 0.0} for token, value in zip(*columns, strict=False)]
+    return read_logprobs(entries)
 
 
 def _write_number(value: Any) -> Any:
