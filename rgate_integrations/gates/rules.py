@@ -24,8 +24,8 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from rgate_integrations.decision import Request
 from rgate_integrations.errors import ConfigurationError, DataFormatError, first_line
 from rgate_integrations.gates.base import Gate, Score
-from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
-from rgate_integrations.gates.evidence.model_outputs import RequestSpec
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_passes
 from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
@@ -145,11 +145,9 @@ class Rules:
         """
         examples = [("always", rule) for rule in self.always if isinstance(rule, str)]
         examples += [("never", rule) for rule in self.never if isinstance(rule, str)]
-        states = RequestSpec((LAYER,), (LAYER,), model=ENCODER)
-        for spec in expand_specs(gate.specs):
-            if isinstance(spec, RequestSpec) and spec.model == ENCODER and LAYER in spec.segments:
-                states = spec
-        return (LikenessSpec(tuple(examples), states),) if examples else ()
+        own_pass = RequestSpec((LAYER,), (LAYER,), model=ENCODER)
+        passes = [spec for spec in encoder_passes(gate.specs) if LAYER in spec.segments]
+        return (LikenessSpec(tuple(examples), [*passes, own_pass][0]),) if examples else ()
 
 
 @dataclass(frozen=True)

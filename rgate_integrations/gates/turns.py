@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 
 from rgate_integrations.decision import Request
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.evidence.base import Context, Sources, expand_specs
-from rgate_integrations.gates.evidence.model_outputs import RequestSpec
+from rgate_integrations.gates.evidence.base import Context, Sources
+from rgate_integrations.gates.evidence.model_outputs import encoder_passes
 from rgate_integrations.gates.rules import directions_of, states_of
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import require_states
@@ -241,10 +241,7 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
         sources: The sources of evidence, which include the encoder.
     """
     joined = [join_user_turns(_read_transcript(request)) for request in requests]
-    reads_encoder = any(
-        isinstance(spec, RequestSpec) and spec.model == ENCODER for spec in expand_specs(gate.specs)
-    )
-    messages = [message for request in joined for message in _messages(request)] if reads_encoder else []
+    messages = list(chain.from_iterable(map(_messages, joined))) if encoder_passes(gate.specs) else []
     try:
         kinds = _classify(messages, sources)
     except Exception as error:  # the encoder or its loading may fail
@@ -260,7 +257,8 @@ def _read_transcript(request: Request) -> Request:
     turns = None if request.history else split_transcript(request.question)
     if turns is None:
         return request
-    return replace(request, question=turns[-1][1], history=[f"{role}: {text}" for role, text in turns[:-1]])
+    question, history = turns
+    return replace(request, question=question, history=history)
 
 
 def join_user_turns(request: Request) -> Request:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rgate_integrations.decision import Cost, Draft
-from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
+from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
@@ -110,6 +112,11 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         # Most requests are a single segment, which needs fewer layers and so less time.
         in_context = () if request.stands_alone else self.in_context
         return RequestLayers(self.whole, (*self.segments, *in_context))
+
+
+def encoder_passes(specs: Sequence[EvidenceSpec[Any]]) -> list[RequestSpec]:
+    """Return the passes of the encoder among these specs and all that they need."""
+    return [spec for spec in expand_specs(specs) if isinstance(spec, RequestSpec) and spec.model == ENCODER]
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
-from rgate_integrations.gates.evidence.model_outputs import RequestSpec
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_passes
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.models.pooling import PooledLayer
@@ -46,15 +46,9 @@ class VectorSpec(EvidenceSpec[RequestVectors]):
     @classmethod
     def shared_with(cls, specs: Sequence[EvidenceSpec[object]]) -> VectorSpec:
         """Return a spec that takes the vectors from the encoder pass of these specs; without one, from a new pass."""
-        for spec in expand_specs(specs):
-            if (
-                isinstance(spec, RequestSpec)
-                and spec.model == ENCODER
-                and VECTOR in spec.whole
-                and VECTOR in spec.segments
-            ):
-                return cls(spec)
-        return cls(RequestSpec((VECTOR,), (VECTOR,), model=ENCODER))
+        own_pass = RequestSpec((VECTOR,), (VECTOR,), model=ENCODER)
+        passes = [spec for spec in encoder_passes(specs) if VECTOR in spec.whole and VECTOR in spec.segments]
+        return cls([*passes, own_pass][0])
 
     def compute(self, context: Context) -> list[Piece[RequestVectors]]:
         """Take the vectors from the encoder's states, and scale them to length 1."""
