@@ -5,7 +5,8 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.runtime.transcripts import split_transcript
 
-TURNS = [("user", "Hello"), ("assistant", "Hi!\nWhat can I do?"), ("user", "When does our lease end?")]
+QUESTION = "When does our lease end?"
+TURNS = QUESTION, ("user: Hello", "assistant: Hi!\nWhat can I do?")
 CONVERSATIONS = {
     "labels": "USER: Hello\nASSISTANT: Hi!\nWhat can I do?\nUSER: When does our lease end?\nASSISTANT:",
     "the user spoke last": "Customer: Hello\nAgent: Hi!\nWhat can I do?\nCustomer: When does our lease end?",
@@ -49,7 +50,7 @@ def test_a_conversation_is_told_from_its_text(form):
 
 
 def test_a_single_question_before_an_open_turn_is_the_request():
-    assert split_transcript("Human: When does our lease end?\n\nAssistant:") == [TURNS[-1]]
+    assert split_transcript("Human: When does our lease end?\n\nAssistant:") == (QUESTION, ())
 
 
 @pytest.mark.parametrize("text", OTHERS)

@@ -20,7 +20,7 @@ _Prompt = TypeVar("_Prompt")
 _log = logging.getLogger("rgate_integrations")
 
 
-class Drafter(ABC, Generic[_Prompt]):
+class DraftWriter(ABC, Generic[_Prompt]):
     """Lets an LLM write the first tokens of its answers.
 
     It sends ``max_tokens`` and ``logprobs``. If the LLM rejects an option, the request is repeated with fewer

@@ -152,7 +152,7 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
     return files
 
 
-def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> dict[str, bytes | str]:
+def tuned_files(gate: TunedArtifact, prior: str | Path) -> dict[str, bytes | str]:
     """Return the contents of the files of a tuned gate's folder, by name.
 
     They include a copy of the prior, the gate to correct, because the original may change.
@@ -160,13 +160,12 @@ def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> 
     Args:
         gate: The correction.
         prior: The gate to correct: a folder, a Hub id, or the name of a shipped gate.
-        name: The gate's name on its card.
 
     Raises:
         ModelLoadError: The prior does not exist or is unsuitable; see `read_prior`.
     """
     read_prior(prior)
-    files = gate_files(gate, name)
+    files = gate_files(gate, "tuned")
     for file in sorted(saved_folder(prior).iterdir()):
         if file.is_file():
             files[f"{PRIOR}/{file.name}"] = read_file(file, _MAX_WEIGHTS)

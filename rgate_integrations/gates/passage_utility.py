@@ -61,6 +61,11 @@ class FoundPassage:
     text: str
     title: str = ""
 
+    @classmethod
+    def from_metadata(cls, text: str, metadata: Mapping[str, Any] | None) -> FoundPassage:
+        """Return a passage whose title is in its metadata, under ``title``; some stores have None as metadata."""
+        return cls(text, str((metadata or {}).get("title") or ""))
+
 
 class PassageUtilityModel(Frozen):
     """Computes P(helps), the probability of a right answer with the passages, from `search_features` and P(known).

@@ -175,8 +175,18 @@ class PassageIndex:
         if not passages:
             return
         new = check_passages(passages)  # check before embedding, which takes long and needs no lock
-        if vectors is None:
-            vectors = self._embed(new)
+        try:
+            if vectors is None:
+                vectors = self.embedder.embed([passage.searchable for passage in new])
+        except RGateError:
+            raise
+        except Exception as error:
+            # Quote only the type, because the message may contain a key or an address.
+            raise ConfigurationError(
+                f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is unchanged.",
+                hint="The embedder's own error is above this one in the traceback. Fix its cause, then add the "
+                "passages again.",
+            ) from error
         with self._lock:
             old = self._state
             existing = old.row_of.keys() & {passage.id for passage in new}
@@ -190,20 +200,6 @@ class PassageIndex:
     def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
         """Add passages, replacing those with the same ids; see `add`."""
         self.add(passages, vectors, replace=True)
-
-    def _embed(self, passages: Sequence[Passage]) -> Float32Array:
-        """Return the embedder's vectors; any error but an `RGateError` becomes a `ConfigurationError`."""
-        try:
-            return self.embedder.embed([passage.searchable for passage in passages])
-        except RGateError:
-            raise
-        except Exception as error:
-            # Quote only the type, because the message may contain a key or an address.
-            raise ConfigurationError(
-                f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is unchanged.",
-                hint="The embedder's own error is above this one in the traceback. Fix its cause, then add the "
-                "passages again.",
-            ) from error
 
     def delete(self, ids: Iterable[str]) -> int:
         """Remove passages by id, ignoring unknown ids, and return the number removed."""

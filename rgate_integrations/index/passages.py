@@ -45,6 +45,11 @@ class Passage:
         """The text to embed and search: title and text."""
         return f"{self.title}. {self.text}" if self.title else self.text
 
+    @property
+    def titled_metadata(self) -> dict[str, Any]:
+        """A copy of the metadata, with the title, if there is one, under ``title``."""
+        return {**self.metadata, "title": self.title} if self.title else dict(self.metadata)
+
 
 def read_passages(path: str | Path) -> Iterator[Passage]:
     """Yield the passages of a JSONL file, plain or gzipped.

@@ -15,8 +15,7 @@ from rgate_integrations.prompts import format_passages
 
 def as_passage(document: Document) -> FoundPassage:
     """Convert a document to a passage."""
-    metadata = document.metadata or {}  # some stores return None
-    return FoundPassage(document.page_content, str(metadata.get("title") or ""))
+    return FoundPassage.from_metadata(document.page_content, document.metadata)
 
 
 def rankings_in(value: Any) -> Iterator[list[Document]]:

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from rgate_integrations.answering.drafting import Drafter, attach_draft, read_message
+from rgate_integrations.answering.drafting import DraftWriter, attach_draft, read_message
 from rgate_integrations.decision import Draft, Request
 from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
@@ -108,7 +108,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
             call.turn = UserTurn(question)
 
 
-class ChatDrafter(Drafter[GateCall]):
+class ChatDrafter(DraftWriter[GateCall]):
     """Lets a chat model write the first tokens of its answers, in one batch.
 
     The runs have the tags `DRAFT_TAG` and `NO_STREAM_TAG`: they are not part of the answer.

@@ -289,10 +289,7 @@ def _search(index: PassageIndex, vector: Any, k: int, filter: Filter | None) -> 
 def _document(passage: Passage) -> Document:
     """Return a passage as a new document; a title becomes the metadata's ``title``."""
     # A copy: a caller that changes a document must not change the store.
-    metadata = deepcopy(dict(passage.metadata))
-    if passage.title:
-        metadata["title"] = passage.title
-    return Document(id=passage.id, page_content=passage.text, metadata=metadata)
+    return Document(id=passage.id, page_content=passage.text, metadata=deepcopy(passage.titled_metadata))
 
 
 def _check_list(values: _Values) -> _Values:

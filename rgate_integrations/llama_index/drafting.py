@@ -10,7 +10,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
-from rgate_integrations.answering.drafting import Drafter
+from rgate_integrations.answering.drafting import DraftWriter
 from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow
@@ -21,7 +21,7 @@ DRAFT_TAG = "rgate_draft"
 """Tag of all LlamaIndex events of a drafting call, to tell its text from the answer."""
 
 
-class LLMDrafter(Drafter[str]):
+class LLMDrafter(DraftWriter[str]):
     """Lets a LlamaIndex LLM write the first tokens of its answer. The call's events have the tag `DRAFT_TAG`.
 
     Args:

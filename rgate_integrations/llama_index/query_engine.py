@@ -296,8 +296,5 @@ class EngineCall(QuestionCall):
 
     def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
         """Return the nodes that the search found, as passages."""
-        passages = []
-        for node in item.passages:
-            title = (node.node.metadata or {}).get("title") or ""
-            passages.append(FoundPassage(node.node.get_content(), str(title)))
-        return passages
+        nodes = [found.node for found in item.passages]
+        return [FoundPassage.from_metadata(node.get_content(), node.metadata) for node in nodes]

@@ -24,7 +24,7 @@ from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.decision import Decision, valid_count
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.index.retriever import Retriever as Index
+from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.llama_index.answer_first import listen
 from rgate_integrations.llama_index.decider import Gated, QueryDecider, check_part, copy_bundle, read_bound
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
@@ -283,7 +283,7 @@ class IndexRetriever(FlowRetriever):
         ConfigurationError: ``similarity_top_k`` is not a whole number of at least 1.
     """
 
-    def __init__(self, index: Index, *, similarity_top_k: int = 5) -> None:
+    def __init__(self, index: Retriever, *, similarity_top_k: int = 5) -> None:
         self.index = index
         self.similarity_top_k = valid_count(similarity_top_k, "similarity_top_k")
         super().__init__()
@@ -294,10 +294,7 @@ class IndexRetriever(FlowRetriever):
         nodes = []
         for hit in hits:
             passage = hit.passage
-            metadata = dict(passage.metadata)
-            if passage.title:
-                metadata["title"] = passage.title
-            node = TextNode(id_=passage.id, text=passage.text, metadata=metadata)
+            node = TextNode(id_=passage.id, text=passage.text, metadata=passage.titled_metadata)
             nodes.append(NodeWithScore(node=node, score=hit.score))
         return nodes
 

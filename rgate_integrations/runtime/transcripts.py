@@ -22,15 +22,17 @@ _END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|end\|>|<\|begin_o
 _MAX_WORDS_BEFORE = 40  # with more words before the first turn, the text is a prompt, not a conversation
 
 
-def split_transcript(text: str) -> list[tuple[str, str]] | None:
-    r"""Return the (role, text) turns of a conversation that ends with an unanswered user message, oldest first.
+def split_transcript(text: str) -> tuple[str, tuple[str, ...]] | None:
+    r"""Return the user's last, unanswered message of a conversation, and the turns before it, oldest first.
+
+    The turns are lines such as ``user: …`` and ``assistant: …``, as in `rgate_integrations.decision.Request`.
 
     Any other text gives None. System turns are left out. If the text ends with an empty assistant turn (``AI:``), up
     to 40 words before the first turn are left out, too; more words give None. Without that turn, the result is None
     if there are any such words, because they may be a task about the transcript, or if the assistant never answers.
 
     >>> split_transcript("Human: Hi!\nAI: Hello!\nHuman: When is it due?\nAI:")
-    [('user', 'Hi!'), ('assistant', 'Hello!'), ('user', 'When is it due?')]
+    ('When is it due?', ('user: Hi!', 'assistant: Hello!'))
     >>> split_transcript("Find a title for this chat.\n\nUser: Hi!\nAI: Hello!\nUser: When is it due?")
     """
     labels = list(_TURN.finditer(text))
@@ -48,4 +50,6 @@ def split_transcript(text: str) -> list[tuple[str, str]] | None:
     has_answer = any(role == "assistant" for role, _ in turns)
     if not turns or turns[-1][0] != "user" or len(before) > _MAX_WORDS_BEFORE:
         return None
-    return turns if is_open or (has_answer and not before) else None
+    if not is_open and (before or not has_answer):
+        return None
+    return turns[-1][1], tuple(f"{role}: {words}" for role, words in turns[:-1])

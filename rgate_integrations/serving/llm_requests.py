@@ -64,10 +64,8 @@ class UserTurn:
         question that is a pasted transcript is split into its turns.
         """
         question, history = self.question, self.history
-        turns = split_transcript(question) if not history else None
-        if turns is not None:
-            question = turns[-1][1]
-            history = tuple(f"{role}: {text}" for role, text in turns[:-1])
+        if not history:
+            question, history = split_transcript(question) or (question, history)
         earlier = [turn.removeprefix("user: ") for turn in history if turn.startswith("user: ")]
         asking = [turn for turn in earlier if count_words(turn) > _MAX_REMARK_WORDS]
         if not earlier:
