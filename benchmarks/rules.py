@@ -41,7 +41,7 @@ def read_rules() -> dict[str, tuple[list[str], list[str]]]:
 def encode_texts(texts: list[str]) -> np.ndarray:
     """Return the states that rules compare, shape (texts, hidden size)."""
     encoder = EncoderProxy()
-    parts = [rules.states_of(texts[i : i + BATCH], encoder) for i in range(0, len(texts), BATCH)]
+    parts = [rules.read_text_states(texts[i : i + BATCH], encoder) for i in range(0, len(texts), BATCH)]
     return np.concatenate(parts).astype(np.float64)
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     }
     for name, (examples, same) in written.items():
         texts |= {f"{name} examples": examples, f"{name} same": same}
-    scaled = {name: rules.directions_of(encode_texts(rule_texts)) for name, rule_texts in texts.items()}
+    scaled = {name: rules.to_directions(encode_texts(rule_texts)) for name, rule_texts in texts.items()}
     names = list(written)
     rows = [measure(scaled, names), measure(scaled, names, rules.ALIKE)]
     print_table(["threshold", "caught (worst rule)", "others (worst rule)", "others, any rule"], rows)

@@ -115,9 +115,12 @@ class RoutedCall(ABC, Generic[_Input]):
 
     # --- what a framework adds -----------------------------------------------------------------------------------
 
-    @abstractmethod
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Return the gate's decision or error for the question of every input; not used with answer first."""
+        """Return the gate's decision or error for the question of every input; not used with answer first.
+
+        By default it is what `screen` returns: the same gate judges the question with and without answer first.
+        """
+        return (yield from self.screen())
 
     @abstractmethod
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
@@ -369,10 +372,6 @@ class QuestionCall(RoutedCall[RoutedInput]):
     def __init__(self, strategy: Strategy, request: Request | Failed) -> None:
         super().__init__(strategy, [RoutedInput(request.question, request.threshold)])
         self.request = request
-
-    def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Return what `screen` returns: the same gate judges the question with and without answer first."""
-        return (yield from self.screen())
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
         """Return a list with the question gate's decision about the only input."""

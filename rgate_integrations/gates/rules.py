@@ -166,10 +166,10 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     def compute(self, context: Context) -> list[Piece[Score | None]]:
         """Return the result of `compare` for each request; the examples are read once per engine."""
         layer = self.states.segments.index(LAYER)
-        requests = [directions_of(read.segments[:, layer]) for read in context.get(self.states)]
+        requests = [to_directions(read.segments[:, layer]) for read in context.get(self.states)]
         encoder = require_states(context.use_proxy(ENCODER))
         texts = [example for _, example in self.examples]
-        examples = context.memory(self, lambda: directions_of(states_of(texts, encoder)))
+        examples = context.memory(self, lambda: to_directions(read_text_states(texts, encoder)))
         return [Piece(self.compare(request @ examples.T)) for request in requests]
 
     def compare(self, likeness: Float64Array) -> Score | None:
@@ -188,7 +188,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         return None
 
 
-def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
+def read_text_states(texts: Sequence[str], encoder: HasStates) -> Float32Array:
     """Return the states by which texts are compared, shape (texts, hidden size); each text is read as one segment."""
     as_segments = [Segmented(((" ".join(text.split()),),)) for text in texts]
     pooled = encoder.request_states(ANSWER, as_segments, RequestLayers((LAYER,), (LAYER,)))
@@ -228,7 +228,7 @@ def _match_rule(rule: Rule, request: Request) -> str:
     return f"{getattr(rule, '__name__', type(rule).__name__)} returned true." if rule(*arguments) else ""
 
 
-def directions_of(states: Float32Array) -> Float64Array:
+def to_directions(states: Float32Array) -> Float64Array:
     """Centre states, project them onto `known_directions`, and scale each to length 1.
 
     Returns:

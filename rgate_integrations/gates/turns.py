@@ -17,7 +17,7 @@ from rgate_integrations.decision import Request
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.base import Context, Sources
 from rgate_integrations.gates.evidence.model_outputs import encoder_passes
-from rgate_integrations.gates.rules import directions_of, states_of
+from rgate_integrations.gates.rules import read_text_states, to_directions
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
@@ -345,7 +345,9 @@ def _classify(messages: Iterable[str], sources: Sources) -> dict[str, str]:
     kinds = [kind for kind, examples in _EXAMPLES.items() for _ in examples]
     texts = [example for examples in _EXAMPLES.values() for example in examples]
     # The examples are read once per engine.
-    known = Context([], sources).memory(resolve_turns, lambda: directions_of(states_of(texts, encoder)))
-    likeness = directions_of(states_of(distinct, encoder)) @ known.T
+    known = Context([], sources).memory(
+        resolve_turns, lambda: to_directions(read_text_states(texts, encoder))
+    )
+    likeness = to_directions(read_text_states(distinct, encoder)) @ known.T
     similar = [(text, row) for text, row in zip(distinct, likeness, strict=True) if row.max() >= _MIN_COSINE]
     return {text: kinds[int(row.argmax())] for text, row in similar}

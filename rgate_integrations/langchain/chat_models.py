@@ -65,7 +65,7 @@ def is_decision_model(runnable: Any) -> bool:
     return module is not None and isinstance(runnable, module.BaseDecisionModel)
 
 
-def parts_of(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, Any]]:
+def list_parts(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, Any]]:
     """Return the runnables that a runnable is made of, in order; none for a model.
 
     Args:
@@ -82,14 +82,14 @@ def parts_of(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, An
 
 
 def runnables_in(runnable: Any, kind: type[Any], around: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the outermost runnables of a type in a runnable; see `parts_of`.
+    """Yield the outermost runnables of a type in a runnable; see `list_parts`.
 
     If the runnable itself has the type, it is the only one.
     """
     if isinstance(runnable, kind):
         yield runnable
         return
-    for part in parts_of(runnable, around):
+    for part in list_parts(runnable, around):
         yield from runnables_in(part, kind, [*around, runnable])
 
 
@@ -151,7 +151,7 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any], around: Sequ
     Args:
         arm: The arm.
         options: What ``bind`` has bound to the arm, which may name another model.
-        around: The runnables that contain the arm; see `parts_of`.
+        around: The runnables that contain the arm; see `list_parts`.
     """
     if isinstance(arm, RunnableBindingBase):
         return _llm_names(arm.bound, {**arm.kwargs, **options}, around)
@@ -160,7 +160,7 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any], around: Sequ
         for step in reversed(arm.steps):  # the last model is the one that answers
             names = names or _llm_names(step, {}, around)
         return names
-    parts = parts_of(arm, around)
+    parts = list_parts(arm, around)
     for part in parts:
         names += _llm_names(part, options, [*around, arm])
     if isinstance(arm, RunnableConfigurableFields):

@@ -18,7 +18,7 @@ from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
 from rgate_integrations.langchain.bound_decision import read_bound
-from rgate_integrations.langchain.chat_models import parts_of, runnables_in
+from rgate_integrations.langchain.chat_models import list_parts, runnables_in
 from rgate_integrations.langchain.documents import fuse_documents
 from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run, run_batches
 from rgate_integrations.runtime.flow import Flow
@@ -196,5 +196,5 @@ def _indexes_in(runnable: Any, around: Sequence[Any] = ()) -> Iterator[Any]:
         index = getattr(holder, "index", None)
         if isinstance(index, PassageIndex | HybridIndex | BM25Index):
             yield index
-    for part in parts_of(runnable, around):
+    for part in list_parts(runnable, around):
         yield from _indexes_in(part, [*around, runnable])

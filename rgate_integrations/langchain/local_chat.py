@@ -120,16 +120,15 @@ class LocalChat(BaseChatModel, GenerationOptions):
                 info["finish_reason"] = answer.finish_reason
                 message.chunk_position = "last"
             if options.logprobs:
-                entries = []
-                for token in chunk.tokens:  # in OpenAI's format
-                    entries.append(
-                        {
-                            "token": token.text,
-                            "logprob": token.logprob,
-                            "bytes": list(token.text.encode()),
-                            "top_logprobs": [],
-                        }
-                    )
+                entries = [  # in OpenAI's format
+                    {
+                        "token": token.text,
+                        "logprob": token.logprob,
+                        "bytes": list(token.text.encode()),
+                        "top_logprobs": [],
+                    }
+                    for token in chunk.tokens
+                ]
                 info["logprobs"] = {"content": entries}
             message.usage_metadata = UsageMetadata(
                 input_tokens=prompt_tokens,

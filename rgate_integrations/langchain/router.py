@@ -204,7 +204,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         The result of an input that fails is its exception.
         """
         inputs = yield from self._route(runs, in_batch=in_batch)
-        shares: dict[Any, list[RouterInput]] = {}
+        shares: dict[Any, list[RunInput]] = {}
         for item in inputs:  # an exception is already the result of its input
             if isinstance(item.result, ArmAnswer):
                 shares.setdefault("answers", []).append(item)
@@ -232,8 +232,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             raise item.result
         return item.result
 
-    def _route(self, runs: list[Run], *, in_batch: bool = False) -> Flow[Sequence[RouterInput]]:
-        """Decide about a batch, and return its inputs; `RouterInput.result` is what remains to run, or an error."""
+    def _route(self, runs: list[Run], *, in_batch: bool = False) -> Flow[Sequence[RunInput]]:
+        """Decide about a batch, and return its inputs; `RunInput.result` is what remains to run, or an error."""
         # Kept, because it remembers what its LLM refuses. A copy of the router may have other arms.
         if self._direct_arm.arm is not self.direct:
             self._direct_arm = DirectArm(self.direct)
@@ -280,7 +280,7 @@ class ArmRun:
 
 
 @dataclass
-class RouterInput(RoutedInput):
+class RunInput(RoutedInput):
     """One input of a `RetrievalRouter`.
 
     Attributes:
@@ -297,7 +297,7 @@ class RouterInput(RoutedInput):
     result: Any = None
 
 
-class RouterCall(RoutedCall[RouterInput]):
+class RouterCall(RoutedCall[RunInput]):
     """One call of a `RetrievalRouter`.
 
     Args:
@@ -319,7 +319,7 @@ class RouterCall(RoutedCall[RouterInput]):
         search: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None,
     ) -> None:
         # Copies, because the decision is bound to the arms' config and not to the caller's.
-        self.all_inputs = [RouterInput(run=replace(single), gate_input=single.input) for single in runs]
+        self.all_inputs = [RunInput(run=replace(single), gate_input=single.input) for single in runs]
         for item in self.all_inputs:
             try:
                 item.threshold = read_threshold(router.gate, item.run.config)
@@ -356,7 +356,7 @@ class RouterCall(RoutedCall[RouterInput]):
         """Return the question gate's decision or error for each input, asking once for the whole batch."""
         return (yield from self._ask(self.strategy.question_gate, "screening", self.inputs))
 
-    def judge(self, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
+    def judge(self, inputs: Sequence[RunInput]) -> Flow[Sequence[Decision | Exception]]:
         """Return a decision or error for each partial answer, by `Strategy.judge`, which judges all in one call."""
         judge = self.strategy.judge
         for item in inputs:
@@ -366,17 +366,17 @@ class RouterCall(RoutedCall[RouterInput]):
         return (yield from self._ask(judge, "gate", inputs, drafts=[item.draft for item in inputs]))
 
     def _ask(
-        self, gate: Any, tag: str, inputs: Sequence[RouterInput], **options: Any
+        self, gate: Any, tag: str, inputs: Sequence[RunInput], **options: Any
     ) -> Flow[Sequence[Decision | Exception]]:
         configs = [item.run.child(tag) for item in inputs]
         results = yield BatchCall(gate, [item.gate_input for item in inputs], configs, **options)
         return list(map(check_decision, results))
 
-    def begin(self, item: RouterInput) -> ArmAnswer:
+    def begin(self, item: RunInput) -> ArmAnswer:
         """Return the direct arm's answer, which starts when its first chunk is requested."""
         return ArmAnswer(self._direct, item.run)
 
-    def search(self, inputs: Sequence[RouterInput]) -> ArmSearch:
+    def search(self, inputs: Sequence[RunInput]) -> ArmSearch:
         """Return the step that runs the retrieve arm up to and including its retriever, once per input."""
         assert self._search is not None  # noqa: S101  only a strategy that searches ahead calls this
         configs = []
@@ -399,7 +399,7 @@ class RouterCall(RoutedCall[RouterInput]):
         self._cancellation["cancelled"] = CANCELLATION
         super().drop_search()
 
-    def read_passages(self, item: RouterInput) -> Sequence[FoundPassage]:
+    def read_passages(self, item: RunInput) -> Sequence[FoundPassage]:
         """Return the passages that the search of an input found, best first.
 
         They are the documents in its result, or if there are none, those that its retrievers returned. Documents
@@ -415,13 +415,13 @@ class RouterCall(RoutedCall[RouterInput]):
         documents = [document for rank in ranks for document in rank if document is not None]
         return list(dict.fromkeys(map(as_passage, documents)))
 
-    def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
+    def emit(self, item: RunInput, decision: Decision) -> Flow[None]:
         """Emit the decision unless an outer router did, and bind it, so that the same gate in an arm reuses it."""
         yield from emit_decision_event(decision, item.run.child())
         # Emitted here, because components inside the arm do not emit a decision that they reuse.
         item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)
 
-    def remaining_run(self, item: RouterInput) -> ArmRun | ArmAnswer | Exception:
+    def remaining_run(self, item: RunInput) -> ArmRun | ArmAnswer | Exception:
         """Return what remains to run after the decision about an input, or the input's exception.
 
         This is either the answer that the direct arm has begun, or an arm with the config for its run. Of a retrieve

@@ -95,11 +95,10 @@ class LimitedSearch:
             loop.call_soon_threadsafe(self._free.release)
 
     def _search(self, queries: list[str]) -> list[list[Hit]]:
-        hits: list[list[Hit]] = []
         try:
             # `islice` also bounds a generator that never ends.
-            for ranking in islice(self._retriever.search(queries, self._k), len(queries)):
-                hits.append(list(islice(ranking, self._k)))
+            rankings = islice(self._retriever.search(queries, self._k), len(queries))
+            hits = [list(islice(ranking, self._k)) for ranking in rankings]
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
                 raise

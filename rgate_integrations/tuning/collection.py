@@ -278,9 +278,9 @@ class Answers:
         jobs: list[_Job] = []
         for name in arms:
             missing, batch = self.missing(questions, name), self.arms[name].batch
-            for start in range(0, len(missing), batch):
-                # Sorting by start puts the batches of all arms for the same questions together.
-                jobs.append((start, name, missing[start : start + batch]))
+            starts = range(0, len(missing), batch)
+            jobs += [(start, name, missing[start : start + batch]) for start in starts]
+        # Sorting by start puts the batches of all arms for the same questions together.
         return sorted(jobs, key=lambda job: job[0])
 
     def _run_jobs(

@@ -28,7 +28,7 @@ from rgate_integrations.tuning.labelling import Labels
 _MAX_RESULT_BYTES = 1 << 28
 
 
-class JudgedQuestion(BaseModel, frozen=True, allow_inf_nan=False):
+class ReportedQuestion(BaseModel, frozen=True, allow_inf_nan=False):
     """A question of an evaluation, with its decision and the labels of both answers.
 
     ``override`` is True if an override decided to retrieve, False if one decided to skip, and None without one.
@@ -53,7 +53,7 @@ class Result(BaseModel, frozen=True, allow_inf_nan=False):
     threshold: float | None = None
     break_even: dict[str, float] | None = None
     notes: tuple[str, ...] = ()
-    questions: tuple[JudgedQuestion, ...]
+    questions: tuple[ReportedQuestion, ...]
 
 
 def read_results(paths: str | Path | Sequence[str | Path]) -> list[Result]:
@@ -198,7 +198,7 @@ def _as_result(
     for index, p in zip(gate.indices, gate.p, strict=True):
         answered, decision = labels.answered[index], readings.decisions[index]
         rows.append(
-            JudgedQuestion(
+            ReportedQuestion(
                 question=answered.question.text,
                 dataset=answered.question.dataset or "all questions",
                 draft=answered.direct.text,
