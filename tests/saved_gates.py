@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from rgate_integrations.gates.artifacts import (
+    AttentionHead,
     FactHeads,
     HeadsArtifact,
     Kind,
@@ -50,6 +51,15 @@ SEGMENTS = KindHead(
     hidden=np.pad(np.concatenate([NUMBERS, -NUMBERS]), [(0, 0), (0, LAYOUT)]),
     hidden_bias=np.zeros(8, np.float32),
     output=np.concatenate([NUMBERS[:3], -NUMBERS[:3]], axis=1),
+)
+# Each segment attends to all segments alike, and is judged as their mean.
+TOGETHER = AttentionHead(
+    **vars(SEGMENTS),
+    attention=np.pad(np.eye(8, dtype=np.float32), [(16, 0), (0, 0)]),
+    attention_bias=np.zeros(24, np.float32),
+    distances=np.zeros((2, 3), np.float32),
+    joint=np.eye(8, 16, k=8, dtype=np.float32),
+    joint_bias=np.zeros(8, np.float32),
 )
 FACTS = FactHeads(
     base_model="scripted",

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.registry import gate_from_config
 from rgate_integrations.models.base import HiddenStates
 from rgate_integrations.runtime.segments import LAYOUT
-from tests.saved_gates import FACTS, HEADS, KINDS, LAYERS, NUMBERS, SEGMENTS, change
+from tests.saved_gates import FACTS, HEADS, KINDS, LAYERS, NUMBERS, SEGMENTS, TOGETHER, change
 from tests.scripted_proxy import ScriptedProxy
 
 UNSURE = (0, 9, 0, -1)
@@ -229,6 +230,15 @@ def test_a_config_that_makes_no_sense_is_refused(tmp_path, part, changes, says):
         (SEGMENTS, "hidden", (7, 15)),
         (SEGMENTS, "output", (2, 8)),
         (SEGMENTS, "output", (3, 7)),
+        (TOGETHER, "output", (3, 7)),
+        (TOGETHER, "attention", (24, 7)),
+        (TOGETHER, "attention_bias", (8,)),
+        (TOGETHER, "distances", (3, 3)),
+        (TOGETHER, "distances", (2, 4)),
+        (TOGETHER, "distances", (0, 3)),
+        (TOGETHER, "distances", (2,)),
+        (TOGETHER, "joint", (8, 8)),
+        (TOGETHER, "joint_bias", (1,)),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(part, name, shape):
@@ -326,9 +336,67 @@ def test_further_layers_are_read_only_of_segments_in_context(tmp_path):
 @pytest.mark.parametrize(
     "other", [{"kinds": KINDS[:2], "output": SEGMENTS.output[:2]}, {"kinds": KINDS[::-1]}]
 )
-def test_heads_for_other_kinds_in_context_are_refused(other):
+@pytest.mark.parametrize("name", ["in_context", "together"])
+def test_heads_for_other_kinds_in_context_are_refused(name, other):
+    heads = replace(HEADS, together=TOGETHER)
     with pytest.raises(ValueError, match="different kinds"):
-        replace(HEADS, in_context=replace(SEGMENTS, **other))
+        replace(heads, **{name: replace(getattr(heads, name), **other)})
+
+
+def test_heads_for_other_layers_in_context_are_refused():
+    with pytest.raises(ValueError, match="different layers"):
+        replace(HEADS, together=replace(TOGETHER, layers=LAYERS[1:]))
+
+
+# --- attention -----------------------------------------------------------------------------------------------
+
+STATES = np.array([[TASK], [NEWS], [(0, 3, 0, 0)]], np.float32)
+NO_LAYOUT = np.zeros((3, LAYOUT), np.float32)
+
+
+def test_a_head_judges_a_segment_by_the_others(decide):
+    alone = SEGMENTS.logits(STATES, NO_LAYOUT)
+    np.testing.assert_allclose(TOGETHER.logits(STATES, NO_LAYOUT), [alone.mean(axis=0)] * 3, rtol=1e-6)
+    states = {"Q?": TASK, "R?": NEWS, "Q? R?": NEWS}
+    heads = replace(HEADS, together=TOGETHER)
+    single, beside = (decide(states, question, heads=heads) for question in ("Q?", "Q? R?"))
+    assert single.signals["task"] == pytest.approx(softmax(*TASK[:3])[0])
+    # The least known is R?. Its logits by itself count three times, because two heads say the same of it.
+    logits = (3 * np.array(NEWS[:3]) + np.mean([TASK[:3], NEWS[:3]], axis=0)) / 4
+    assert beside.signals["task"] == pytest.approx(softmax(*logits)[0])
+
+
+def test_a_head_sees_how_far_away_the_others_are():
+    """Its two attention heads look at the segments before and after; the ends see themselves and all others."""
+    biases = np.array([[0, -99, -99], [-99, -99, 0]], np.float32)
+    logits = replace(TOGETHER, distances=biases).logits(STATES, NO_LAYOUT)
+    # The first attention head has the positive parts of the numbers, the second the negative ones.
+    positive, negative = np.maximum(STATES[:, 0, :3], 0), np.maximum(-STATES[:, 0, :3], 0)
+    np.testing.assert_allclose(logits[1], positive[0] - negative[2], atol=1e-5)
+    np.testing.assert_allclose(logits[2], positive[:2].mean(axis=0) - negative[2], atol=1e-5)
+
+
+def test_a_head_compares_queries_with_keys():
+    attention = TOGETHER.attention.copy()
+    attention[:16] = np.concatenate([np.eye(8), np.eye(8)]) * 9  # each segment looks for one like itself
+    alike = replace(TOGETHER, attention=attention, distances=np.zeros((1, 1), np.float32))
+    expected = SEGMENTS.logits(STATES, NO_LAYOUT)
+    np.testing.assert_allclose(alike.logits(STATES, NO_LAYOUT), expected, atol=1e-3)
+
+
+def test_heads_that_judge_segments_together_are_saved(tmp_path):
+    heads = replace(HEADS, together=TOGETHER)
+    save_gate(heads, tmp_path / "g")
+    loaded = read_gate(str(tmp_path / "g"))
+    assert loaded == heads
+    assert loaded.together.attention.tolist() == TOGETHER.attention.tolist()
+
+
+def test_heads_saved_by_earlier_versions_are_read(folder):
+    config = json.loads((Path(folder) / "gate.json").read_text())
+    del config["together"]
+    (Path(folder) / "gate.json").write_text(json.dumps(config))
+    assert read_gate(folder) == HEADS
 
 
 # --- the reader ----------------------------------------------------------------------------------------------
@@ -454,7 +522,8 @@ heads = read_gate("default")
 states, layout = np.ones((1, 4, 384), np.float32), np.ones((1, 11), np.float32)
 own, all_threads = time.thread_time(), time.process_time()
 for _ in range(300):
-    heads.segments.logits(states, layout), heads.in_context.logits(states, layout)
+    for head in (heads.segments, heads.in_context, heads.together):
+        head.logits(states, layout)
 own, all_threads = time.thread_time() - own, time.process_time() - all_threads
 print(all_threads / own)
 """

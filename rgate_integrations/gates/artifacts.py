@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
 from rgate_integrations.decision import DraftSource, Finite, Threshold
-from rgate_integrations.gates.probability import sigmoids
+from rgate_integrations.gates.probability import sigmoids, softmax
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
@@ -261,12 +261,77 @@ class KindHead:
             states: Pooled states, shape (n, L, H).
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
         """
-        x = np.concatenate([_flat(states), _flat(layout)], axis=1)
-        output = self.output.astype(np.float64)
-        # Row by row: the result of a matrix product depends on its number of rows, and a segment must have the same
-        # logits in any batch.
-        hidden = [np.maximum(_dot(self.hidden, row) + self.hidden_bias, 0) for row in x.astype(np.float32)]
-        return np.stack([_dot(output, row) for row in hidden]) + np.array([kind.bias for kind in self.kinds])
+        return self._classify(self._read(states, layout))
+
+    def _read(self, states: AnyStates, layout: AnyStates) -> Float32Array:
+        """Return the output of the hidden layer, shape (n, units)."""
+        x = np.concatenate([_flat(states), _flat(layout)], axis=1).astype(np.float32)
+        return np.maximum(_multiply(self.hidden, x) + self.hidden_bias, 0)
+
+    def _classify(self, rows: Float32Array) -> Float64Array:
+        """Return the logits for the inputs of the last layer, shape (n, units)."""
+        return _multiply(self.output.astype(np.float64), rows) + np.array([kind.bias for kind in self.kinds])
+
+
+@dataclass(frozen=True, config=STRICT)
+class AttentionHead(KindHead):
+    """Classifies all segments of a request together: what one of them asks may be given text that another works on.
+
+    The output h of the hidden layer goes through self-attention over the segments, with A attention heads of size
+    units / A (Vaswani et al., "Attention Is All You Need", 2017). Each attention head adds to its scores a bias for
+    the distance of two segments (Raffel et al., "Exploring the Limits of Transfer Learning with a Unified
+    Text-to-Text Transformer", 2020). With the result a, the logits are
+    ``output · relu(joint · [h, a] + joint_bias) + bias``.
+
+    Attributes:
+        attention: Weights of the queries, keys and values, one below the other, shape (3 * units, units), float32.
+        attention_bias: Added to them, shape (3 * units,), float32.
+        distances: Biases for distances from -D to D, shape (A, 2 * D + 1), float32; longer ones count as D.
+        joint: Weights of the last hidden layer, shape (units, 2 * units), float32.
+        joint_bias: Its biases, shape (units,), float32.
+    """
+
+    attention: Weights = field(repr=False, compare=False)
+    attention_bias: Weights = field(repr=False, compare=False)
+    distances: Weights = field(repr=False, compare=False)
+    joint: Weights = field(repr=False, compare=False)
+    joint_bias: Weights = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the shapes match."""
+        super().__post_init__()
+        units = len(self.hidden_bias)
+        shapes = {
+            "attention": (3 * units, units),
+            "attention_bias": (3 * units,),
+            "joint": (units, 2 * units),
+            "joint_bias": (units,),
+        }
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name} has the shape {getattr(self, name).shape}, not {shape}")
+        is_divisor = self.distances.ndim == 2 and self.distances.size and units % len(self.distances) == 0
+        if not is_divisor or self.distances.shape[1] % 2 == 0:
+            raise ValueError(
+                f"distances has the shape {self.distances.shape}, not a divisor of {units} and an odd number"
+            )
+
+    def logits(self, states: AnyStates, layout: AnyStates) -> Float64Array:
+        """Return the logit of each kind for each of the n segments of one request, shape (n, K); see `KindHead`."""
+        hidden = self._read(states, layout)
+        projected = _multiply(self.attention, hidden) + self.attention_bias
+        queries, keys, values = np.split(projected, 3, axis=1)
+        farthest = self.distances.shape[1] // 2
+        places = np.arange(len(hidden))
+        distances = np.clip(places - places[:, None], -farthest, farthest) + farthest
+        rows = [hidden]
+        size = hidden.shape[1] // len(self.distances)
+        for number, biases in enumerate(self.distances):
+            part = slice(number * size, (number + 1) * size)
+            scores = _multiply(keys[:, part], queries[:, part]) / math.sqrt(size) + biases[distances]
+            rows.append(_multiply(values[:, part].T, softmax(scores)))
+        joint = _multiply(self.joint, np.concatenate(rows, axis=1)) + self.joint_bias
+        return self._classify(np.maximum(joint, 0))
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -342,8 +407,10 @@ class HeadsArtifact(SavedGate):
 
     Attributes:
         segments: Classifies a segment by the states of `base_model`, which reads any language.
-        in_context: Also classifies the segments of a request that has several of them or earlier turns. Some of
-            the layers it reads were trained to classify requests. Its logits are averaged with those of `segments`.
+        in_context: Also classifies each segment of a request that has several of them or earlier turns. Some of the
+            layers it reads were trained to classify requests.
+        together: Classifies all segments of such a request together, from the layers of `in_context`; None in gates
+            saved by earlier versions. The mean of both heads' logits is averaged with the logits of `segments`.
         first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
         facts: Estimates the same from a second model's states, which is more accurate but needs a second pass; for
             English only.
@@ -356,16 +423,21 @@ class HeadsArtifact(SavedGate):
     method: Literal["heads"] = "heads"
     segments: KindHead
     in_context: KindHead
+    together: AttentionHead | None = None
     first_facts: FactHeads
     facts: FactHeads
     english_weight: Weights = field(repr=False, compare=False)
     english_bias: Finite
 
     def __post_init__(self) -> None:
-        """Raise ValueError if `english_weight` has a wrong shape, or `segments` and `in_context` differ in kinds."""
+        """Raise ValueError if `english_weight` has a wrong shape, or heads do not fit together."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
-        if [kind.name for kind in self.in_context.kinds] != [kind.name for kind in self.segments.kinds]:
-            raise ValueError("segments and in_context have different kinds")
+        together = self.together or self.in_context
+        names = [[kind.name for kind in head.kinds] for head in (self.segments, self.in_context, together)]
+        if names != names[:1] * 3:
+            raise ValueError("segments, in_context and together have different kinds")
+        if together.layers != self.in_context.layers:
+            raise ValueError("in_context and together read different layers")
 
     @property
     def context_layers(self) -> tuple[PooledLayer, ...]:
@@ -384,14 +456,25 @@ class HeadsArtifact(SavedGate):
         logits = self.segments.logits(states[:, : len(self.segments.layers)], layout)
         if in_context:
             layers = (*self.segments.layers, *self.context_layers)
-            columns = [layers.index(layer) for layer in self.in_context.layers]
-            logits = (logits + self.in_context.logits(states[:, columns], layout)) / 2
-        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return raised / raised.sum(axis=1, keepdims=True)
+            states = states[:, [layers.index(layer) for layer in self.in_context.layers]]
+            context = self.in_context.logits(states, layout)
+            if self.together is not None:
+                context = (context + self.together.logits(states, layout)) / 2
+            logits = (logits + context) / 2
+        return softmax(logits)
 
     def is_english(self, states: AnyStates) -> bool:
         """Return whether a question is in English, by its pooled states, shape (L, H)."""
         return bool(weighted(states[None], self.english_weight)[0] + self.english_bias > 0)
+
+
+def _multiply(matrix: AnyStates, rows: AnyStates) -> AnyStates:
+    """Return the product of a matrix, shape (m, d), with each of n rows, shape (n, d); shape (n, m).
+
+    Row by row: the result of a product of matrices depends on their sizes, and a segment must have the same logits
+    in any batch.
+    """
+    return np.stack([_dot(matrix, row) for row in rows])
 
 
 def weighted(states: AnyStates, weight: Float32Array) -> Float64Array:

@@ -44,6 +44,12 @@ def sigmoids(logits: Float64Array) -> Float64Array:
     return 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
 
 
+def softmax(logits: Float64Array) -> Float64Array:
+    """Return the softmax of each row of logits; each row of the result sums to 1."""
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return raised / raised.sum(axis=1, keepdims=True)
+
+
 def logit(p: float) -> float:
     """Return the logit of a probability, which is clipped to [1e-6, 1 - 1e-6]."""
     p = min(max(p, _EDGE), 1 - _EDGE)
