@@ -1,7 +1,7 @@
 """Adapts the encoder's last layers to the classification of segments; see `kinds`."""
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
