@@ -17,6 +17,7 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError, Invalid
 from rgate_integrations.runtime import replies
 from rgate_integrations.runtime.records import check_logprob
 from rgate_integrations.runtime.text import encodable
+from rgate_integrations.runtime.transcripts import label_turns
 
 _T = TypeVar("_T")
 
@@ -290,7 +291,9 @@ class Request:
     Attributes:
         question: What the user asks, without surrounding white space.
         history: The earlier turns, oldest first: lines such as ``user: Who wrote Hamlet?`` and
-            ``assistant: Shakespeare.`` A gate that does not read turns retrieves if there are any.
+            ``assistant: Shakespeare.`` Other common labels, such as ``Human:`` and ``AI:``, are replaced by these. A
+            line without a label continues the turn before it; if no line has one, they are by user and assistant in
+            turn, the last by the assistant. A gate that does not read turns retrieves if there are any.
         draft: The beginning of an answer to judge, as a `Draft` or as text. If it is None and the gate needs one, the
             gate's option ``source`` says who writes it: the ``"proxy"`` model, or the ``"llm"`` given to `load_gate`.
             With ``"recorded"``, or without that LLM, the decision fails.
@@ -372,7 +375,7 @@ def _valid_history(history: object) -> tuple[str, ...]:
             f"history must be a list of strings without NUL bytes, but {problem}.",
             hint='For example, history=["user: Who wrote Hamlet?", "assistant: Shakespeare."].',
         )
-    return tuple(encodable(turn.strip()) for turn in turns if turn.strip())
+    return tuple(f"{role}: {text}" for role, text in label_turns([encodable(turn.strip()) for turn in turns]))
 
 
 class Override(Frozen):

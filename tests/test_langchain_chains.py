@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.langchain.chat_models import with_logprobs
 from tests.begun_answers import KNOWN, LOOK, Knowing, Reader, Shelf, Writer
@@ -54,6 +54,26 @@ def test_both_arms_in_every_way_of_calling(judge, call):
     assert texts(found["sources"]) == ["about unknown?", "shared"]
     assert found["answer"] == READ
     assert call(chain, "b") == {"sources": [], "answer": "Human: direct b"}
+
+
+@pytest.mark.parametrize("option", ["prompt", "direct_prompt"])
+@pytest.mark.parametrize("text", ["{context}", "Answer: {query} {context}"])
+def test_a_prompt_without_the_question_is_refused(judge, option, text):
+    """Regression: the LLM answered a prompt in which no question was."""
+    prompt = ChatPromptTemplate.from_template(text)
+    with pytest.raises(ConfigurationError, match=rf"^{option}= has no \{{question\}}"):
+        gated_rag(Search(), LLM, gate=judge, **{option: prompt})
+    keyed = RetrievalGate(judge, input_key="query")
+    assert gated_rag(Search(), LLM, gate=keyed, **{option: prompt + " {query}"})
+
+
+@pytest.mark.parametrize(
+    "search",
+    [lambda query: ["a passage"], lambda query: "a passage", lambda query: {"docs": []}, lambda query: None],
+)
+def test_a_retriever_that_finds_no_documents_is_refused_with_a_hint(judge, search):
+    with pytest.raises(ConfigurationError, match=r"returned \w+ instead of documents. Hint:"):
+        gated_rag(search, LLM, gate=judge).invoke("unknown?")
 
 
 FORMS = [

@@ -45,11 +45,18 @@ FOLLOW_UPS = {
         "input": "And when?",
         "chat_history": Mock(BaseChatMessageHistory, messages=EARLIER),
     },
+    "a transcript": {"input": "And when?", "history": "Human: Who wrote Hamlet?\nAI: Shakespeare."},
+    "a history of labelled strings": {
+        "input": "And when?",
+        "history": ["User: Who wrote Hamlet?", "Bot: Shakespeare."],
+    },
+    "a history of strings": {"input": "And when?", "history": ["Who wrote Hamlet?", "Shakespeare."]},
     "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
 }
 FIRST_QUESTIONS = [
     [SystemMessage("Be brief."), HumanMessage("known?")],
     {"question": "When was Hamlet written?", "messages": TURNS},  # it has been rewritten
+    *({"question": nothing, "messages": [HumanMessage("known?")]} for nothing in (None, "", " \n")),
     *({"input": "known?", "chat_history": nothing} for nothing in ([], None, "", " \n")),
     {"input": "known?", "chat_history": Mock(BaseChatMessageHistory, messages=[])},
 ]
@@ -81,6 +88,13 @@ def test_a_question_with_turns_before_it_is_a_follow_up(call, value):
 )
 def test_unusual_histories_are_histories(value):
     assert RetrievalGate(Judge()).invoke(value).override.reason == UNREAD
+
+
+def test_a_history_that_is_no_transcript_is_not_the_users():
+    """Regression: it was read as the user's turn, which continues in the question."""
+    reader = ReadsHistory()
+    RetrievalGate(reader).invoke({"question": "And when?", "history": "They spoke of Hamlet.\nIt is a play."})
+    assert reader.histories == [("assistant: They spoke of Hamlet.\nIt is a play.",)]
 
 
 @pytest.mark.parametrize("value", FIRST_QUESTIONS)

@@ -157,6 +157,34 @@ def test_a_text_in_place_of_a_prompt_is_refused():
         gated(engine_over(Listener()), Listener(), direct_prompt="Say {query_str}")
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        PromptTemplate("Answer in one sentence."),
+        PromptTemplate("Answer in one sentence: {question}"),
+        ChatPromptTemplate(message_templates=[ChatMessage(role="system", content=PERSONA)]),
+    ],
+)
+def test_a_prompt_without_the_question_is_refused(prompt):
+    """Regression: the LLM answered a prompt in which no question was."""
+    with pytest.raises(ConfigurationError, match=r"direct_prompt= has no \{query_str\}.*PromptTemplate\("):
+        gated(engine_over(Listener()), Listener(), direct_prompt=prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        RICH,
+        SELECTED,
+        PromptTemplate("Say {asked}", template_var_mappings={"query_str": "asked"}),
+        PromptTemplate("Say {text}", function_mappings={"text": lambda query_str, **_: query_str}),
+        chat_prompt(function_mappings={"context_str": lambda **given: 1 / 0}),
+    ],
+)
+def test_a_prompt_may_take_the_question_in_any_way(prompt):
+    assert gated(engine_over(Listener()), Listener(), direct_prompt=prompt)
+
+
 class Fallback(CustomQueryEngine):
     """An engine of the user's own, with another to ask if it fails."""
 

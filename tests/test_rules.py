@@ -73,6 +73,71 @@ def test_what_is_no_rule_is_refused_at_once(rules):
         load_gate("constant:never", always=rules)
 
 
+async def answers_later(question):
+    return question == "hi"
+
+
+def yields_later(question):
+    yield question == "hi"
+
+
+class Later:
+    async def __call__(self, question):
+        return question == "hi"
+
+
+@pytest.mark.parametrize(
+    "rule", [answers_later, yields_later, Later(), Later().__call__, partial(answers_later)]
+)
+def test_a_function_that_answers_later_is_refused_at_once(rule):
+    """Regression: what it returns is true whatever it finds, so each question was skipped."""
+    with pytest.raises(ConfigurationError, match=r"never=.*plain function"):
+        load_gate("constant:always", never=rule)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda question: answers_later(question),
+        lambda question: (word in question for word in ("a", "b")),
+        lambda question: filter(question.startswith, ("a", "b")),
+    ],
+)
+def test_a_result_that_is_no_answer_yet_counts_as_a_failure(rule):
+    decision = load_gate("constant:never", never=rule).decide(ASKED)
+    assert (decision.retrieve, "failed" in decision.reason) == (True, True)
+
+
+def names_one(question, words=("Contract", "lease")):
+    return any(word in question for word in words)
+
+
+def has_channel(question, words=(), *, metadata=None):
+    return metadata is not None and "channel" in metadata and words == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "matches"),
+    [
+        (names_one, True),
+        (partial(names_one, words=["lease"]), False),
+        (partial(names_one, words=["Contract"]), True),
+        (lambda question, *words: not words, True),
+        (re.compile("who", re.IGNORECASE).search, True),
+        ("contract".__contains__, False),
+        (ASKED.__eq__, True),
+        (has_channel, True),
+        (lambda question, data: "channel" in data, True),
+        (lambda question, metadata=(): "channel" in metadata, True),
+    ],
+)
+def test_metadata_goes_only_to_a_function_that_wants_it(rule, matches):
+    """Regression: it took the place of a second argument's default, and no word of the question was in it."""
+    decision = load_gate("constant:never", always=rule).decide(ASKED, metadata={"channel": "web"})
+    assert (decision.retrieve, decision.warnings) == (matches, ())
+
+
 # --- examples ---------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rgate_integrations import load_gate
+from rgate_integrations import Request, load_gate
 from rgate_integrations.runtime.transcripts import split_transcript
 
 QUESTION = "When does our lease end?"
@@ -56,6 +56,41 @@ def test_a_single_question_before_an_open_turn_is_the_request():
 @pytest.mark.parametrize("text", OTHERS)
 def test_other_texts_are_no_conversations(text):
     assert split_transcript(text) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "history"),
+    [
+        (("user: a?", "assistant: AI: b"), ("user: a?", "assistant: AI: b")),
+        (
+            ("Human: a?", "AI: b", "human:c?", "Ai: d"),
+            ("user: a?", "assistant: b", "user: c?", "assistant: d"),
+        ),
+        (("**User:** a?", "### Assistant:\nb"), ("user: a?", "assistant: b")),
+        (("用户：a?", "助手：b"), ("user: a?", "assistant: b")),
+        (("system: Be brief.", "User: a?"), ("system: Be brief.", "user: a?")),
+        (
+            ("User: a?", "in May", "Bot: b", "c", "AI:"),
+            ("user: a?", "user: in May", "assistant: b", "assistant: c"),
+        ),
+        (("a?", "b"), ("user: a?", "assistant: b")),
+        (("a", "b?", "c"), ("assistant: a", "user: b?", "assistant: c")),
+    ],
+)
+def test_every_turn_of_a_history_has_one_of_two_labels(lines, history):
+    """Regression: a gate did not know who had said ``Human: a?``, nor that it is the user's question."""
+    request = Request("And when?", lines)
+    assert request.history == history
+    assert Request.coerce(request, history=history).history == history
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("labels", [("Human: ", "AI: "), ("USER: ", "Bot: "), ("", "")])
+def test_a_follow_up_is_as_unknown_however_its_history_is_labelled(labels):
+    history = [f"{labels[0]}How many employees do we have?", f"{labels[1]}About 500."]
+    messages = ["Tell me more.", "Continue.", "Try again.", "Explain."]
+    decisions = load_gate(llm_name="gpt-4o").decide_batch([Request(each, history) for each in messages])
+    assert [decision.question for decision in decisions if not decision.retrieve] == []
 
 
 @pytest.mark.parametrize(

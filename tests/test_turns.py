@@ -18,7 +18,7 @@ FAILED = "assistant: I do not know."
         (["user: a?"], "a?\nThanks!", ()),
         (["user: a?", "assistant: b", "user: c?", "user: d"], "c?\nd\nThanks!", ("user: a?", "assistant: b")),
         (["user: a?", "assistant: b"], "Thanks!", ("user: a?", "assistant: b")),
-        (["Human: a?"], "Thanks!", ("Human: a?",)),
+        (["system: a?"], "Thanks!", ("system: a?",)),
     ],
 )
 def test_turns_of_the_user_in_a_row_are_one_request(history, question, before):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import codecs
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
@@ -36,7 +37,9 @@ from rgate_integrations.runtime.files import SHIPPED, read_file
 from rgate_integrations.runtime.segments import Segmented
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
-"""An example, a pattern to search for, or a function of the question and, optionally, its metadata."""
+"""An example, a pattern to search for, or a function of the question and, optionally, its metadata.
+
+Metadata is the function's second positional argument, unless that has a default, or its argument ``metadata``."""
 
 RuleOrRules: TypeAlias = Rule | Sequence[Rule]
 
@@ -51,6 +54,8 @@ class RuleOptions(TypedDict, total=False):
 ALIKE = 0.28
 """Minimum cosine for a segment (sentence or line) to count as similar to an example; from ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
+_ANSWER_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _MAX_SHOWN = 60  # maximum characters of an example to quote in a reason
 
 _WrittenPattern: TypeAlias = Annotated[
@@ -79,7 +84,8 @@ class Rules:
         """Return the rules for the arguments ``always=`` and ``never=``, each of which is one or several rules.
 
         Raises:
-            ConfigurationError: A rule is neither an example, a pattern nor a function, or an example is empty.
+            ConfigurationError: A rule is neither an example, a pattern nor a function, an example is empty, or a
+                function is async or a generator.
         """
         return cls(_check_rules("always", always), _check_rules("never", never))
 
@@ -207,6 +213,11 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
                 f"A rule in {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
                 hint=f'For example, {name}=["Which clause ...?", re.compile("contract"), a_function].',
             )
+        if any(test(part) for test in _ANSWER_LATER for part in (rule, type(rule).__call__)):
+            raise ConfigurationError(
+                f"A function in {name}= is async or a generator, so what it returns is always true.",
+                hint="Pass a plain function that returns True or False.",
+            )
     return tuple(rules)
 
 
@@ -224,8 +235,23 @@ def _match_rule(rule: Rule, request: Request) -> str:
         return f"the pattern {rule.pattern!r}." if rule.search(request.question) else ""
     if isinstance(rule, str):
         return ""
-    arguments = (request.question, request.metadata)[: len(inspect.signature(rule).parameters)]
-    return f"{getattr(rule, '__name__', type(rule).__name__)} returned true." if rule(*arguments) else ""
+    name = getattr(rule, "__name__", type(rule).__name__)
+    matches = _call_rule(rule, request)
+    if isinstance(matches, Awaitable | AsyncIterator | Iterator):  # true, whatever it would yield
+        raise TypeError(f"{name} returned {type(matches).__name__}, not True or False")
+    return f"{name} returned true." if matches else ""
+
+
+def _call_rule(rule: Callable[..., bool], request: Request) -> object:
+    """Call a function with the question and, if it takes it, the metadata; see `Rule`."""
+    others: list[inspect.Parameter] = []
+    with suppress(ValueError):  # some builtins have no signature
+        _, *others = inspect.signature(rule).parameters.values()
+    if any(other.name == "metadata" for other in others):
+        return rule(request.question, metadata=request.metadata)
+    if others and others[0].kind in _POSITIONAL and others[0].default is inspect.Parameter.empty:
+        return rule(request.question, request.metadata)
+    return rule(request.question)
 
 
 def to_directions(states: Float32Array) -> Float64Array:

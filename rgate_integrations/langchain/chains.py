@@ -16,6 +16,7 @@ from langchain_core.runnables.base import RunnableLike
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.own_gate import GateLike
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.chat_models import as_runnable
 from rgate_integrations.langchain.corpora import CorpusRetriever, as_searched
@@ -64,15 +65,22 @@ def gated_rag(
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
 
     Raises:
-        RGateError: ``llm`` is not a runnable, but for example a string. Or the gate or an option is invalid; see
-            `RetrievalGate` and `RetrievalGate.route`.
+        RGateError: ``llm`` is not a runnable, but for example a string. A prompt has no ``question``. Or the gate or
+            an option is invalid; see `RetrievalGate` and `RetrievalGate.route`.
         TypeError: A prompt is not a runnable.
         InvalidQuestionError: Raised by a call: the input has no question.
+        ConfigurationError: Raised by a call: the retriever does not return documents.
     """
     llm = as_runnable(llm, "llm")
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
+    for option, template in (("prompt", with_passages), ("direct_prompt", closed_book)):
+        if not {QUESTION, decider.input_key} & set(getattr(template, "input_variables", [QUESTION])):
+            raise ConfigurationError(
+                f"{option}= has no {{{QUESTION}}}, so the LLM would not see the question.",
+                hint=f'For example, ChatPromptTemplate.from_template("Answer in one sentence: {{{QUESTION}}}").',
+            )
     # The search is a separate step, so that look_first can run the arm up to it.
     find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, any_corpora=decider.corpus is True)
     search = RunnableLambda(itemgetter(QUESTION)) | find

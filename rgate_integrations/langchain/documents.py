@@ -35,9 +35,29 @@ def rankings_in(value: Any) -> Iterator[list[Document]]:
                 yield from rankings_in(each)
 
 
-def format_documents(documents: Sequence[Document]) -> str:
-    """Join documents into the context of a prompt: numbered, each with its title if it has one."""
-    return format_passages(map(as_passage, documents))
+def check_documents(found: Any) -> Sequence[Document]:
+    """Return what a search found as a sequence of documents.
+
+    Raises:
+        ConfigurationError: It is anything but documents.
+    """
+    documents = found if isinstance(found, Sequence) else [found]
+    for document in documents:
+        if not isinstance(document, Document):
+            raise ConfigurationError(
+                f"The retriever returned {type(document).__name__} instead of documents.",
+                hint="Use the retriever itself, not a chain that converts its documents.",
+            )
+    return documents
+
+
+def format_documents(documents: Any) -> str:
+    """Join documents into the context of a prompt: numbered, each with its title if it has one.
+
+    Raises:
+        ConfigurationError: They are anything but documents.
+    """
+    return format_passages(map(as_passage, check_documents(documents)))
 
 
 def fuse_documents(
@@ -60,14 +80,12 @@ def fuse_documents(
     for origin, result in zip(origins, results, strict=True):
         if isinstance(result, Exception):
             return result
-        documents = result if isinstance(result, Sequence) else [result]
+        try:
+            documents = check_documents(result)
+        except ConfigurationError as error:
+            return error
         ranking = []
         for rank, document in enumerate(documents, start=1):
-            if not isinstance(document, Document):
-                return ConfigurationError(
-                    f"The retriever returned {type(document).__name__} instead of documents.",
-                    hint="Use the retriever itself, not a chain that converts its documents.",
-                )
             # Some stores return documents whose metadata is None.
             # The document's own metadata comes last, so that our keys never overwrite it.
             metadata = {**origin, "rgate_rank": rank, **(document.metadata or {})}

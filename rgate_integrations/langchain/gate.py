@@ -66,8 +66,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             LangChain's decision models; the default gate when None.
         threshold: The gate retrieves if p_known is below this number (at least 0), unless an override such as
             a rule decides; the gate's own when None. A per-call threshold overrides it.
-        input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
-            when None.
+        input_key: Key of the question in dict inputs; when None, the first of ``question``, ``input``, ``query`` and
+            ``messages`` that is not empty.
         llm: Your own chat model: it drafts an answer, which the gate judges. The default gate is then
             ``answer:default,default-answer``, which also reads drafts. Each question costs an LLM call for
             the draft, besides the one for the answer. With ``route(..., answer_first=True)``, ``llm`` is not used,

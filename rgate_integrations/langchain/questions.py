@@ -13,6 +13,7 @@ from langchain_core.prompt_values import PromptValue
 
 from rgate_integrations.errors import InvalidQuestionError, first_line
 from rgate_integrations.runtime.text import encodable
+from rgate_integrations.runtime.transcripts import label_turns, split_history
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
 """Text, a prompt value, a message, messages, or a mapping with any of these."""
@@ -54,9 +55,10 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     Args:
         value: The runnable's input: a string, a mapping, a message, a list of messages, a message history or a prompt
             value. In a list, the last human message is the question.
-        input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` that it has. The earlier
-            turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human message there is
-            the question.
+        input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` whose value is neither
+            None nor blank. The earlier turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human
+            message there is the question. They may be messages, strings as in `Request.history`, or a transcript; any
+            other string counts as the assistant's.
 
     Raises:
         InvalidQuestionError: The input has no question.
@@ -74,7 +76,9 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
 
 def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     keys = QUESTION_KEYS if input_key is None else (input_key,)
-    key = next((key for key in keys if key in value), None)
+    present = [key for key in keys if key in value]
+    # The schema of a graph's state may have a question that is not set, beside the messages.
+    key = next((key for key in present if not _is_blank(value[key])), present[0] if present else None)
     if key is None:
         expected = " or ".join(map(repr, keys))
         raise InvalidQuestionError(
@@ -84,6 +88,10 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     turn = parse_question(value[key])
     history: tuple[BaseMessage, ...] = ()
     earlier = next((value[name] for name in HISTORY_KEYS if value.get(name)), None)
+    if isinstance(earlier, str):
+        earlier = split_history(encodable(earlier))
+    elif isinstance(earlier, Sequence) and all(isinstance(line, str) for line in earlier):
+        earlier = label_turns(list(map(encodable, earlier)))
     if earlier is not None:
         try:
             history = _turns(_messages(earlier))
@@ -98,6 +106,12 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
             if last_turn.question.strip() == turn.question.strip():
                 history = last_turn.history
     return UserTurn(turn.question, (*history, *turn.history))
+
+
+def _is_blank(value: Any) -> bool:
+    if isinstance(value, str):
+        value = value.strip()
+    return isinstance(value, str | list | tuple | None) and not value
 
 
 def _messages(value: Any) -> Sequence[BaseMessage]:

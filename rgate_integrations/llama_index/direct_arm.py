@@ -13,6 +13,8 @@ from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, Sel
 from llama_index.core.prompts.chat_prompts import TEXT_QA_SYSTEM_PROMPT
 from llama_index.core.response_synthesizers import BaseSynthesizer
 
+from rgate_integrations.errors import ConfigurationError
+
 _log = logging.getLogger("rgate_integrations")
 
 _PROMPTS = ("text_qa_template", "summary_template", "simple_template")  # a synthesizer uses one of these
@@ -47,18 +49,35 @@ def direct_engine(
         prompt: The prompt, with ``query_str``; when None, the system messages of the RAG engine's prompt, followed by
             the question.
         streaming: Whether the engine streams; with structured output it never does.
+
+    Raises:
+        ConfigurationError: The prompt does not contain the question.
     """
     if prompt is None:
         system = _system_messages(query_engine, llm)
         if system:
             question = ChatMessage(role=MessageRole.USER, content="{query_str}")
             prompt = ChatPromptTemplate(message_templates=[*system, question])
+    elif not _shows_question(prompt, llm):
+        raise ConfigurationError(
+            "direct_prompt= has no {query_str}, so the LLM would not see the question.",
+            hint='For example, PromptTemplate("Answer in one sentence: {query_str}").',
+        )
     output_cls = getattr(find_synthesizer(query_engine), "_output_cls", None)
     if output_cls is not None and not isinstance(llm, StructuredLLM):
         llm = llm.as_structured_llm(output_cls)
     # A structured answer is an object, which exists only once it is complete.
     streaming = streaming and not isinstance(llm, StructuredLLM)
     return EmptyIndex().as_query_engine(llm=llm, simple_template=prompt, streaming=streaming)
+
+
+def _shows_question(prompt: BasePromptTemplate, llm: LLM) -> bool:
+    """Return whether a prompt contains the question, or fails without a real one."""
+    try:
+        messages = prompt.format_messages(llm=llm, query_str=_MARK)
+    except Exception:  # the template may call the user's functions
+        return True
+    return any(_MARK in (message.content or "") for message in messages)
 
 
 def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:

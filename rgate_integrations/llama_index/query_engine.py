@@ -162,7 +162,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
 
         Raises:
             ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none, ``llm`` is not an LLM,
-                ``direct_prompt`` is not a prompt, or both ``direct`` and ``direct_prompt`` were given.
+                ``direct_prompt`` is not a prompt or has no ``query_str``, or both ``direct`` and ``direct_prompt``
+                were given.
             RGateError: The errors of the class.
         """
         llm = llm or _llm_of_settings()
