@@ -125,8 +125,10 @@ CALLS_A_TOOL = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1
         (TimeoutError("server down"), "TimeoutError"),
         (CALLS_A_TOOL, "NoAnswerError"),
         (THINKS, "NoAnswerError"),
+        (None, "NoAnswerError"),
+        ({"text": "Shakespeare"}, "NoAnswerError"),
     ],
-    ids=["fails", "calls a tool", "thinks"],
+    ids=["fails", "calls a tool", "thinks", "returns nothing", "returns a dict"],
 )
 @each(INVOKES)
 def test_an_llm_that_writes_nothing_means_no_draft_and_retrieval(call, answer, error):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
@@ -19,6 +20,7 @@ from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.graph import CHECKPOINT_TYPES, gate_node, route_edge
+from tests.begun_answers import LOOK, Reader
 from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each
 from tests.langchain_fakes import STREAMS as ALL_STREAMS
 from tests.patience import PATIENCE
@@ -268,3 +270,41 @@ def test_an_arm_may_ask_the_user_before_its_answer_is_judged(call):
     asked = call(graph, {"question": "known?"}, THREAD)
     assert [each.value for each in asked["__interrupt__"]] == ["May I answer from memory?"]
     assert call(graph, Command(resume="yes"), THREAD)["path"] == ["answered, yes"]
+
+
+def search_if_allowed(question):
+    return [Document(f"found, {interrupt('May I search?')}")]
+
+
+def clarify(messages):
+    return f"known, {interrupt('Which one?')}"
+
+
+def draft_if_allowed(messages):
+    return f"Perhaps, {interrupt('May I draft?')}"
+
+
+CONTENT = RunnableLambda(lambda documents: documents[0].page_content)
+ASKING = {
+    "a search": (
+        {},
+        {"retrieve": RunnableLambda(search_if_allowed) | CONTENT, "look_first": LOOK},
+        "unknown?",
+    ),
+    "condensing": ({"condense": clarify}, {"retrieve": str}, "And when?"),
+    "a draft": ({"llm": RunnableLambda(draft_if_allowed)}, {"retrieve": str}, "unknown?"),
+}
+
+
+@pytest.mark.parametrize(("gate", "route", "question"), ASKING.values(), ids=list(ASKING))
+@each(INVOKES)
+def test_what_comes_before_the_decision_may_ask_the_user(call, gate, route, question):
+    """Regression: the interrupt counted as a failure, so the user was not asked."""
+    router = RetrievalGate(Reader(), **gate).route(direct=str, **route)
+    history = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")] if "condense" in gate else []
+    node = RunnableLambda(lambda state: {"question": state["question"], "chat_history": history})
+    node = node | router | (lambda text: {"path": [str(text)]})
+    graph = StateGraph(State).add_node("answer", node).add_edge(START, "answer").add_edge("answer", END)
+    graph = graph.compile(checkpointer=InMemorySaver())
+    assert len(call(graph, {"question": question}, THREAD)["__interrupt__"]) == 1
+    assert call(graph, Command(resume="yes"), THREAD)["path"]

@@ -9,7 +9,7 @@ import pytest
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import Response
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
-from llama_index.core.llms import MockLLM
+from llama_index.core.llms import LLMMetadata, MockLLM
 from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import QueryBundle
@@ -171,6 +171,27 @@ def test_gates_that_were_made_alike_are_one_gate(call, inside, calls):
     gate = functools.partial(load_gate, "ik", proxy=proxy, threshold=1.0)
     call(gated(over(inside(gate)), gate()), "query", "Who wrote Hamlet?")
     assert proxy.calls == calls
+
+
+class Named(Writer):
+    """An LLM whose name the gate finds."""
+
+    @property
+    def metadata(self):
+        return LLMMetadata(model_name="gpt-4o")
+
+
+@pytest.mark.model
+@both_ways
+def test_an_llm_that_is_named_and_one_that_is_found_by_the_same_name_are_one(call):
+    """Regression: the gates differed in where the name came from, so the request was decided twice."""
+    inner = GatedQueryEngine.from_defaults(over(Shelf()), llm=Named())
+    with hearing() as events:
+        call(router(load_gate(llm_name="gpt-4o"), None, inner), "query", "What is error E-42?")
+    assert len(decisions_in(events)) == 1
+    with hearing() as events:
+        call(router(load_gate(llm_name="gpt-4o-mini"), None, inner), "query", "What is error E-42?")
+    assert len(decisions_in(events)) == 2
 
 
 @both_ways

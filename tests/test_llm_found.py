@@ -197,6 +197,26 @@ def test_a_gate_that_judges_no_llm_takes_no_name():
     assert RetrievalGate(own).route(retrieve=BIG, direct=BIG).gate.gate.gate is own
 
 
+@pytest.mark.parametrize("llm", ["gpt-4o", BIG, MockLLM()])
+@pytest.mark.parametrize("options", [(), ("ik",)])
+def test_an_llm_that_cannot_draft_is_refused_and_its_name_is_asked_for(llm, options):
+    """Regression: it was ignored, and another LLM was judged."""
+    with pytest.raises(ConfigurationError, match=r"llm= needs a method draft.*Hint: .*llm_name="):
+        load_gate(*options, llm=llm, **({"source": "llm"} if options else {}))
+
+
+@pytest.mark.parametrize("make", [load_gate, RetrievalGate])
+def test_a_model_in_place_of_a_name_is_refused(make):
+    with pytest.raises(ConfigurationError, match=r"llm_name= must be a name, not \w+. Hint: .*llm="):
+        make(llm_name=BIG)
+
+
+@pytest.mark.parametrize("make", [RetrievalGate, RetrievalGateSelector])
+def test_an_llm_in_place_of_a_gate_is_refused_with_the_argument_for_it(make):
+    with pytest.raises(ConfigurationError, match="pass an LLM as llm="):
+        make(MockLLM())
+
+
 def test_the_chat_model_that_drafts_or_answers_is_judged():
     assert ability_of(RetrievalGate(llm=PROMPT | BIG).gate).llm.startswith("gpt-4o")
     chain = gated_rag(RunnableLambda(lambda question: []), SMALL)

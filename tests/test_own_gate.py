@@ -71,7 +71,11 @@ def test_an_own_evidence_is_computed_once_a_batch_and_needs_no_model():
 
 @pytest.mark.parametrize(
     ("score", "error"),
-    [(lambda evidence: 1 / 0, "ZeroDivisionError"), (lambda evidence: None, "AttributeError")],
+    [
+        (lambda evidence: 1 / 0, "ZeroDivisionError"),
+        (lambda evidence: None, "ScoreError"),
+        (lambda evidence: 0.5, "ScoreError"),
+    ],
 )
 def test_an_own_gate_that_fails_retrieves(monkeypatch, score, error):
     monkeypatch.setattr(Rare, "score", lambda self, evidence: score(evidence))

@@ -17,7 +17,7 @@ from rgate_integrations.answering.drafting import says_unsupported
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.models.streamed_answer import find_answer
-from rgate_integrations.runtime.flow import Call, Flow, Step, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Step, arun, is_interrupt, run
 from rgate_integrations.runtime.records import TokenLogprobs
 from rgate_integrations.runtime.replies import split_thoughts
 from rgate_integrations.runtime.segments import count_words
@@ -183,10 +183,6 @@ class BufferedAnswer(ABC):
     def set_logprobs(self, *, enabled: bool) -> None:  # noqa: B027 - needed only with a fallback
         """Set whether later direct answers request log-probabilities; does nothing by default."""
 
-    def is_interrupt(self, error: Exception) -> bool:
-        """Return whether an exception only interrupts the answer, for example to ask the user; by default False."""
-        return False
-
     def flush_events(self) -> Flow[None]:
         """Pass the events of the chunks released so far to listeners; does nothing by default."""
         yield from ()
@@ -205,7 +201,7 @@ class BufferedAnswer(ABC):
             try:
                 chunk = yield Call(self.source.next, self.source.anext)
             except Exception as error:  # if the answer fails before it is judged, the router retrieves
-                if self.is_interrupt(error):
+                if is_interrupt(error):
                     raise
                 # Only before the first chunk: a rejection comes at once, and a later error has another cause.
                 if self.fallback is not None and not self.chunks and says_unsupported(error):

@@ -31,7 +31,7 @@ from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo
 from rgate_integrations.engine.decider import Decider, Failed
 from rgate_integrations.errors import no_answer
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, is_interrupt, run
 from rgate_integrations.runtime.replies import THINKING_OFF
 
 _log = logging.getLogger("rgate_integrations")
@@ -347,6 +347,8 @@ class RoutedCall(ABC, Generic[_Input]):
         try:
             results: Sequence[Any] = yield self.search_task
         except Exception as error:  # only inputs that retrieve raise it
+            if is_interrupt(error):
+                raise
             results = [error] * len(self._search_inputs)
         for item, result in zip(self._search_inputs, results, strict=True):
             item.passages, item.searched = result, True

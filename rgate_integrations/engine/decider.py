@@ -339,6 +339,12 @@ class BoundDecision:
             return self.decision
         return self.decision.model_copy(update={"question": question, "draft": None})
 
-    def repeats(self, gate: Decider, threshold: float | None) -> bool:
-        """Return whether this gate would decide the same again at this threshold; None ignores the threshold."""
-        return threshold in (None, self.threshold) and gate.decides_like(self.gate)
+    def repeats(self, threshold: float | None, *gates: Decider) -> bool:
+        """Return whether one of these gates would decide the same again at this threshold.
+
+        Args:
+            threshold: The threshold; None ignores it.
+            *gates: A gate without and with its adjustment to an LLM. The latter may be like a gate that the user
+                adjusted to that LLM by name.
+        """
+        return threshold in (None, self.threshold) and any(gate.decides_like(self.gate) for gate in gates)

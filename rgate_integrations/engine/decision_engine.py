@@ -58,6 +58,13 @@ class DecisionEngine(Decider):
         always: RuleOrRules = (),
         never: RuleOrRules = (),
     ) -> None:
+        if not (
+            llm is None or hasattr(llm, "draft") or isinstance(llm, Proxy)
+        ):  # of a proxy, only the name is read
+            raise ConfigurationError(
+                f"llm= needs a method draft, which {type(llm).__name__} does not have.",
+                hint="Pass its name as llm_name=, or a chat model as llm= to RetrievalGate or GatedQueryEngine.",
+            )
         self._proxy = proxy if isinstance(proxy, Proxy) else None
         if proxy is not None:
             gate = gate.replace(proxy=getattr(proxy, "name", proxy))
@@ -183,11 +190,11 @@ class DecisionEngine(Decider):
     def decides_like(self, other: Decider) -> bool:
         """Return whether another engine has equal options, and a gate with equal parameters.
 
-        The default gates of two adapters are alike in this sense.
+        The default gates of two adapters are alike in this sense. The source of an LLM's name makes no difference.
         """
         return (
             isinstance(other, DecisionEngine)
-            and self.gate.config() == other.gate.config()
+            and _without_source(self.gate.config()) == _without_source(other.gate.config())
             and self.options == other.options
         )
 
@@ -253,3 +260,9 @@ class DecisionEngine(Decider):
             outcome=score.outcome,
         )
         return decision if request.threshold is None else decision.with_threshold(request.threshold)
+
+
+def _without_source(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a gate's config without the sources of LLMs' names, also in inner gates."""
+    items = [(name, value) for name, value in config.items() if name != "llm_name_source"]
+    return {name: _without_source(value) if isinstance(value, dict) else value for name, value in items}

@@ -95,7 +95,8 @@ def load_gate(
         ModelLoadError: A trained gate cannot be read or downloaded, or a measured ability cannot be read.
         MissingDependencyError: ``name`` is a URL, and the extra ``openai`` is not installed.
     """
-    names = CorpusGate.own_parameters if corpus is not None else ()
+    # A gate object may have corpora of its own.
+    names = () if corpus is None and isinstance(name, Gate) else CorpusGate.own_parameters
     corpus_parameters = {name: parameters.pop(name) for name in names if name in parameters}
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
@@ -108,27 +109,31 @@ def load_gate(
         gate = gate.for_llm(drafter_name, "the model that drafts")
     if llm_name:
         gate = set_llm(gate, llm_name)
-    if corpus is not None:
+    if corpus is not None or corpus_parameters:
         gate = set_corpora(gate, corpus, **corpus_parameters)
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
     )
 
 
-def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
+def set_corpora(gate: Gate, corpus: Corpus | None, **parameters: Any) -> CorpusGate:
     """Return a gate that also considers what these corpora cover.
 
     If the gate already has corpora, they are replaced. Options that are not given here return to their defaults.
 
     Args:
         gate: The gate.
-        corpus: The corpora; see `Corpus`.
+        corpus: The corpora; see `Corpus`. None raises the error for options without a corpus.
         **parameters: Options of `CorpusGate`: ``prefer``, ``when_uncovered`` and ``top``.
 
     Raises:
         ProfileError: A profile cannot be read.
         ConfigurationError: A parameter or the corpus is invalid, or two corpora have the same name.
     """
+    if corpus is None:
+        raise ConfigurationError(
+            f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
+        )
     # A retriever is iterable, too: over its fields.
     if isinstance(corpus, str) or not isinstance(corpus, Collection | Iterator):
         corpus = [corpus]
@@ -156,9 +161,15 @@ def set_llm(gate: Gate, llm_name: str) -> Gate:
     """Return a copy of a gate, adjusted to an LLM; the gate itself if it was tuned or calibrated for one.
 
     Raises:
-        ConfigurationError: The gate does not accept an LLM's name, or the name is a path that does not exist.
+        ConfigurationError: The gate does not accept an LLM's name, or the name is not a string, or a path that does
+            not exist.
         ModelLoadError: The measured ability cannot be read.
     """
+    if not isinstance(llm_name, str):
+        raise ConfigurationError(
+            f"llm_name= must be a name, not {type(llm_name).__name__}.",
+            hint='Pass its name, as in llm_name="gpt-4o". RetrievalGate and GatedQueryEngine take the model as llm=.',
+        )
     # An error, because ignoring the name would judge the wrong LLM.
     if not gate.judges_llm:
         raise ConfigurationError(
@@ -197,7 +208,7 @@ def resolve_gate(
     elif not isinstance(gate, GateLike):
         raise ConfigurationError(
             f"A gate needs decide_batch and adecide_batch, but {type(gate).__name__} does not have both.",
-            hint='Pass a name such as "default", a folder as a string, a Gate, or an object with both methods.',
+            hint='Pass a name ("default"), a folder, a Gate or an object with both methods; pass an LLM as llm=.',
         )
     elif llm_name and isinstance(gate, DecisionEngine):
         gate = gate.with_options(gate=set_llm(gate.gate, llm_name))

@@ -351,6 +351,11 @@ class ScoreSpec(EvidenceSpec[Score]):
         proxy = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")
         warnings = _check_model(self.gate, proxy)
         score = self.gate.score(evidence)
+        if not isinstance(score, Score):
+            raise ScoreError(
+                f"The gate {self.gate.name!r} returned {type(score).__name__}, not a Score.",
+                hint="Its score() must return Score(p_known, reason).",
+            )
         # Rounding is tolerated. Any other score outside [0, 1] is a bug in the gate, and must not skip retrieval.
         p = score.p_known
         if not -_ROUNDING <= p <= 1 + _ROUNDING:  # also true for NaN

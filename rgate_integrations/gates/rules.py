@@ -55,7 +55,6 @@ ALIKE = 0.28
 """Minimum cosine for a segment (sentence or line) to count as similar to an example; from ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
 _ANSWER_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _MAX_SHOWN = 60  # maximum characters of an example to quote in a reason
 
 _WrittenPattern: TypeAlias = Annotated[
@@ -249,7 +248,11 @@ def _call_rule(rule: Callable[..., bool], request: Request) -> object:
         _, *others = inspect.signature(rule).parameters.values()
     if any(other.name == "metadata" for other in others):
         return rule(request.question, metadata=request.metadata)
-    if others and others[0].kind in _POSITIONAL and others[0].default is inspect.Parameter.empty:
+    if (
+        others
+        and others[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD
+        and others[0].default is inspect.Parameter.empty
+    ):
         return rule(request.question, request.metadata)
     return rule(request.question)
 

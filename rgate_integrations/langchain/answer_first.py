@@ -8,7 +8,6 @@ the events only once the answer is released, and none if it is discarded.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -103,12 +102,6 @@ class ArmAnswer(BufferedAnswer):
         elif isinstance(chunk, AddableDict) and chunk and _find_answer_key(chunk, keys) is None:
             self.has_other_content = True
         return text is not None
-
-    def is_interrupt(self, error: Exception) -> bool:
-        """Return whether an exception is an interrupt of LangGraph, for example to ask the user something."""
-        # Without LangGraph, nothing interrupts. If an error has its type, the module is already imported.
-        module = sys.modules.get("langgraph.errors")
-        return module is not None and isinstance(error, module.GraphBubbleUp)
 
     def set_logprobs(self, *, enabled: bool) -> None:
         """Set whether the arm is asked for log-probabilities from now on."""

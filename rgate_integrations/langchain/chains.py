@@ -73,14 +73,13 @@ def gated_rag(
     """
     llm = as_runnable(llm, "llm")
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
-    with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
-    closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
-    for option, template in (("prompt", with_passages), ("direct_prompt", closed_book)):
-        if not {QUESTION, decider.input_key} & set(getattr(template, "input_variables", [QUESTION])):
-            raise ConfigurationError(
-                f"{option}= has no {{{QUESTION}}}, so the LLM would not see the question.",
-                hint=f'For example, ChatPromptTemplate.from_template("Answer in one sentence: {{{QUESTION}}}").',
-            )
+    asked = {QUESTION, decider.input_key}
+    with_passages = _check_prompt("prompt", prompt, asked) or _chat_prompt(
+        ANSWER_WITH_PASSAGES, passages="context", question=QUESTION
+    )
+    closed_book = _check_prompt("direct_prompt", direct_prompt, asked) or _chat_prompt(
+        ANSWER, question=QUESTION
+    )
     # The search is a separate step, so that look_first can run the arm up to it.
     find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, any_corpora=decider.corpus is True)
     search = RunnableLambda(itemgetter(QUESTION)) | find
@@ -126,6 +125,16 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
                     "sources": [],
                 }
         return [call.result for call in calls]
+
+
+def _check_prompt(option: str, prompt: Any, keys: set[str | None]) -> Any:
+    """Return a prompt; raise a `ConfigurationError` if none of its variables is one of the question's keys."""
+    if keys.isdisjoint(getattr(prompt, "input_variables", keys)):
+        raise ConfigurationError(
+            f"{option}= has no {{{QUESTION}}}, so the LLM would not see the question.",
+            hint=f'For example, ChatPromptTemplate.from_template("Answer in one sentence: {{{QUESTION}}}").',
+        )
+    return prompt
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:

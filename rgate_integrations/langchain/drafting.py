@@ -20,7 +20,7 @@ from rgate_integrations.langchain.chat_models import length_field
 from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.langchain.runnable import BatchCall, Run
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.runtime.flow import Flow
+from rgate_integrations.runtime.flow import Flow, is_interrupt
 from rgate_integrations.runtime.replies import split_thoughts
 from rgate_integrations.runtime.text import redact
 
@@ -148,6 +148,8 @@ class ChatDrafter(DraftWriter[GateCall]):
         try:
             drafts = yield from self.write_drafts(calls)
         except Exception as error:  # an LLM may raise anything
+            if is_interrupt(error):
+                raise
             texts = [text for call in calls for text in self.private_texts(call)]
             _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
             drafts = [error] * len(calls)
@@ -161,9 +163,9 @@ class ChatDrafter(DraftWriter[GateCall]):
         return (yield BatchCall(self.llm.bind(**options), conversations, configs))
 
     def read_draft(self, answer: Any) -> Draft:
-        """Convert a message or a string to a draft."""
+        """Convert a message or a string to a draft; anything else, which is no answer, to an empty one."""
         if not isinstance(answer, BaseMessage):
-            return Draft(text=str(answer).strip(), source="llm")
+            return Draft(text=answer.strip() if isinstance(answer, str) else "", source="llm")
         return read_message(answer)
 
     def private_texts(self, prompt: GateCall) -> list[object]:

@@ -272,7 +272,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def _reuse(self, call: GateCall) -> None:
         """Set a call's result to the decision in its config, if this gate would make the same decision again."""
         bound, question = read_bound(call.run.config), call.turn.question
-        if bound is None or not bound.repeats(self.unadjusted, call.threshold):
+        if bound is None or not bound.repeats(call.threshold, self.unadjusted, self.gate):
             return
         if bound.concerns(question, self.llm):
             call.result = bound.about(question)

@@ -103,14 +103,19 @@ def route_edge(
         decision_key: The key of the decision in the state. A decision restored from a checkpoint may be a mapping.
 
     Raises:
-        ConfigurationError: ``retrieve`` is an empty mapping. Raised by the edge: the state has no decision, or
-            ``retrieve`` has no node for any corpus that the decision names.
+        ConfigurationError: ``retrieve`` is an empty mapping, or neither a string nor a mapping. Raised by the edge:
+            the state has no decision, or ``retrieve`` has no node for any corpus that the decision names.
 
     Examples:
         >>> edge = route_edge(retrieve="search", direct="answer")
         >>> edge(gate_node("constant:never").invoke({"question": "who wrote hamlet?"}))
         'answer'
     """
+    if not isinstance(retrieve, str | Mapping):
+        raise ConfigurationError(
+            f"retrieve= must be the name of a node, or a mapping to such names, not {type(retrieve).__name__}.",
+            hint='For several corpora, pass their names and nodes: {"docs": "search_docs", "hr": "search_hr"}.',
+        )
     nodes = {"": retrieve} if isinstance(retrieve, str) else dict(retrieve)
     check_corpora((), nodes)
 

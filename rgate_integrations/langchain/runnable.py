@@ -18,7 +18,7 @@ from langchain_core.runnables.config import get_config_list, patch_config
 from langchain_core.runnables.utils import Input, Output
 from pydantic import ConfigDict
 
-from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, is_interrupt, run
 
 
 @dataclass
@@ -203,6 +203,6 @@ def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[li
 def _without_interrupts(results: list[Any]) -> list[Any]:
     """Return results, but raise a cancellation or interrupt that LangChain returned among them."""
     for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, Exception):
+        if is_interrupt(result):
             raise result
     return results

@@ -203,7 +203,7 @@ class QueryDecider:
     def reusable(self, bundle: QueryBundle) -> Decision | None:
         """Return the decision that came with the request if this decider would make the same one; otherwise None."""
         inherited = self.inherited(bundle)
-        if inherited is None or not inherited.repeats(self.unadjusted, self.threshold):
+        if inherited is None or not inherited.repeats(self.threshold, self.unadjusted, self.gate):
             return None
         return inherited.decision
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -71,6 +72,16 @@ async def arun(flow: Flow[_T]) -> _T:
                 step = flow.send(result)
     except StopIteration as end:
         return end.value
+
+
+def is_interrupt(error: object) -> bool:
+    """Return whether an object is an exception that no failure handling may catch.
+
+    That is a cancellation, or LangGraph's interrupt, by which an application asks its user something.
+    """
+    # Without LangGraph, nothing interrupts. If an error has its type, the module is already imported.
+    kinds = getattr(sys.modules.get("langgraph.errors"), "GraphBubbleUp", ())
+    return isinstance(error, kinds) or (isinstance(error, BaseException) and not isinstance(error, Exception))
 
 
 class Call(Step):
