@@ -73,13 +73,9 @@ def gated_rag(
     """
     llm = as_runnable(llm, "llm")
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
-    asked = {QUESTION, decider.input_key}
-    with_passages = _check_prompt("prompt", prompt, asked) or _chat_prompt(
-        ANSWER_WITH_PASSAGES, passages="context", question=QUESTION
-    )
-    closed_book = _check_prompt("direct_prompt", direct_prompt, asked) or _chat_prompt(
-        ANSWER, question=QUESTION
-    )
+    _check_prompts({QUESTION, decider.input_key}, prompt=prompt, direct_prompt=direct_prompt)
+    with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
+    closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
     # The search is a separate step, so that look_first can run the arm up to it.
     find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, any_corpora=decider.corpus is True)
     search = RunnableLambda(itemgetter(QUESTION)) | find
@@ -127,14 +123,14 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
         return [call.result for call in calls]
 
 
-def _check_prompt(option: str, prompt: Any, keys: set[str | None]) -> Any:
-    """Return a prompt; raise a `ConfigurationError` if none of its variables is one of the question's keys."""
-    if keys.isdisjoint(getattr(prompt, "input_variables", keys)):
-        raise ConfigurationError(
-            f"{option}= has no {{{QUESTION}}}, so the LLM would not see the question.",
-            hint=f'For example, ChatPromptTemplate.from_template("Answer in one sentence: {{{QUESTION}}}").',
-        )
-    return prompt
+def _check_prompts(keys: set[str | None], **prompts: Any) -> None:
+    """Raise a `ConfigurationError` if none of a prompt's variables is one of the question's keys."""
+    for option, prompt in prompts.items():
+        if keys.isdisjoint(getattr(prompt, "input_variables", keys)):
+            raise ConfigurationError(
+                f"{option}= has no {{{QUESTION}}}, so the LLM would not see the question.",
+                hint=f'For example, ChatPromptTemplate.from_template("Answer in one sentence: {{{QUESTION}}}").',
+            )
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:
