@@ -217,8 +217,9 @@ def _join(
     lines = "".join(mark + text for mark, (text, _) in zip(breaks, sentences, strict=True)).strip()
     flat = space.join(text for text, _ in sentences)
     pair = f"{frame}/{draw.getrandbits(32):08x}"
+    pieces = tuple((text.strip(), kind) for text, kind in sentences)
     for text in dict.fromkeys((flat, lines)):
-        yield TextRow(text, kind, language, frame, group, part, tuple(sentences), pair=pair)
+        yield TextRow(text, kind, language, frame, group, part, pieces, pair=pair)
 
 
 def _make_language_paragraphs(seed: int) -> Iterator[TextRow]:

@@ -4,6 +4,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.prompts import PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import create_retriever_tool
@@ -91,6 +92,16 @@ def test_an_input_without_a_question_is_an_error_and_never_searched(search, guar
         call(guarded, value)
     assert caught.value.hint
     assert search.queries == []
+
+
+def test_a_message_may_have_the_metadata_that_a_tools_prompt_needs():
+    """Regression: a tool with a prompt for documents failed for each known question."""
+    note = Document("You know this.", metadata={"title": "Note"})
+    guarded = RetrievalGate(Judge()).guard(Search(), known_message=note)
+    prompt = PromptTemplate.from_template("{title}: {page_content}")
+    tool = create_retriever_tool(guarded, "search", "Searches.", document_prompt=prompt)
+    assert tool.invoke("known?") == "Note: You know this."
+    assert guarded.invoke("known?")[0] is not note
 
 
 def test_a_retriever_tool_tells_the_agent_of_a_known_question(search):

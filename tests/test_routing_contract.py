@@ -270,7 +270,9 @@ def test_what_the_llm_knows_and_what_was_found_are_compared(
     [("broken, yet fine", "failed (TimeoutError)"), ("empty, yet fine", "found nothing")],
 )
 def test_a_search_that_fails_or_finds_nothing_leaves_it_to_the_gate(side, answers, question, error):
-    routed = side(look=LOOK, answers=answers)
+    # Passages could help more than what the LLM knows.
+    look = LookFirst(model=COVERED.model_copy(update={"reading": 1.0}))
+    routed = side(look=look, answers=answers)
     assert KNOWN in routed.ask(question)
     assert (routed.decision["outcome"], routed.decision["retrieve"]) == (None, False)
     (warning,) = routed.decision["warnings"]
@@ -322,6 +324,17 @@ def test_what_no_passage_can_change_does_not_wait_for_them(side, monkeypatch, op
     assert not ended.is_set()
     ended.set()
     assert (routed.decision["override"]["retrieve"], routed.decision["p_helps"]) == (False, None)
+
+
+@pytest.mark.parametrize(("scores", "threshold"), [({HELD: 0.99}, None), ({HELD: 0.6}, 0.5)])
+def test_what_is_known_too_well_does_not_wait_for_passages(framework, monkeypatch, scores, threshold):
+    """Regression: it waited for a search that could not change the decision."""
+    routed = framework(look=LOOK, answers=False, judge=Reader(scores))
+    ended = never_ending(type(routed.shelf), monkeypatch)
+    assert TEXT not in routed.ask(HELD, **({} if threshold is None else {"threshold": threshold}))
+    assert not ended.is_set()
+    ended.set()
+    assert (routed.decision["outcome"], routed.decision["p_helps"]) == ("direct", None)
 
 
 @pytest.mark.parametrize("options", RULES.values(), ids=list(RULES))

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from rgate_integrations.answering.answer_first import AnswerFirst, is_clear, settle
 from rgate_integrations.answering.drafting import attach_draft
-from rgate_integrations.answering.look_first import decide_with_passages, needs_passages
+from rgate_integrations.answering.look_first import decide_with_passages, needs_passages, passages_cannot_help
 from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo, Request
@@ -276,19 +276,22 @@ class RoutedCall(ABC, Generic[_Input]):
     def _compare(self, inputs: Sequence[_Input]) -> Flow[None]:
         """With look first, revise the decisions that passages may change."""
         look = self.strategy.look_first
-        inputs = [item for item in inputs if needs_passages(item.outcome)]
-        if look is None or not inputs:
-            return
-        yield from self._wait_for_search()
         for item in inputs:
-            if isinstance(item.outcome, Decision) and item.searched:
+            if look is None or not needs_passages(item.outcome):
+                continue
+            limit = None if item.threshold is None else item.outcome.threshold
+            if not item.searched and passages_cannot_help(item.outcome, look, direct_threshold=limit):
+                item.outcome = item.outcome.model_copy(update={"outcome": "direct"})
+                continue
+            yield from self._wait_for_search()
+            if item.searched:
                 item.outcome = yield Call(
                     decide_with_passages,
                     None,
                     item.outcome,
                     self._passages(item),
                     look,
-                    direct_threshold=None if item.threshold is None else item.outcome.threshold,
+                    direct_threshold=limit,
                 )
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:

@@ -73,13 +73,13 @@ def gated_rag(
     """
     llm = as_runnable(llm, "llm")
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
+    _check_prompts({QUESTION, decider.input_key}, prompt=prompt, direct_prompt=direct_prompt)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
-    _check_prompt("prompt", with_passages, decider)
-    _check_prompt("direct_prompt", closed_book, decider)
-    # The search is a separate step, so that look_first can run the arm up to it.
     find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, any_corpora=decider.corpus is True)
-    search = RunnableLambda(itemgetter(QUESTION)) | find
+    search = (
+        RunnableLambda(itemgetter(QUESTION)) | find
+    )  # a separate step, up to which look_first can run the arm
     retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(
         RunnablePassthrough.assign(context=RunnableLambda(itemgetter("sources")) | format_documents),
         RunnablePassthrough.assign(answer=with_passages | llm | StrOutputParser()),
@@ -124,14 +124,14 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
         return [call.result for call in calls]
 
 
-def _check_prompt(option: str, prompt: Any, decider: RetrievalGate) -> None:
-    """Raise a `ConfigurationError` if the LLM would not see the question."""
-    variables = getattr(prompt, "input_variables", [QUESTION])
-    if QUESTION not in variables and decider.input_key not in variables:
-        raise ConfigurationError(
-            f"{option}= has no {{{QUESTION}}}, so the LLM would not see the question.",
-            hint=f'For example, ChatPromptTemplate.from_template("Answer in one sentence: {{{QUESTION}}}").',
-        )
+def _check_prompts(keys: set[str | None], **prompts: Any) -> None:
+    """Raise a `ConfigurationError` if none of a prompt's variables is one of the question's keys."""
+    for option, prompt in prompts.items():
+        if keys.isdisjoint(getattr(prompt, "input_variables", keys)):
+            raise ConfigurationError(
+                f"{option}= has no {{{QUESTION}}}, so the LLM would not see the question.",
+                hint=f'For example, ChatPromptTemplate.from_template("Answer in one sentence: {{{QUESTION}}}").',
+            )
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:

@@ -360,7 +360,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         always_include_question: bool = True,
         max_queries: int = 6,
         filter_claims: bool = False,
-        known_message: str | None = None,
+        known_message: str | Document | None = None,
     ) -> GatedRetriever:
         """Return a retriever that does not search for known questions; see `GatedRetriever`.
 
@@ -372,8 +372,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             always_include_question: See `QueryPlanner`.
             max_queries: See `QueryPlanner`.
             filter_claims: See `QueryPlanner`.
-            known_message: Text of a document to return for known questions, for tools of
-                `create_retriever_tool`; with None, no document is returned.
+            known_message: A document to return for known questions, or its text, for tools of
+                `create_retriever_tool`; with None, no document is returned. If the tool has a ``document_prompt``,
+                pass a document whose metadata has the prompt's variables.
 
         Raises:
             ConfigurationError: ``retriever`` is an empty mapping; or it is not a runnable, function or mapping, but
@@ -443,7 +444,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
     retriever: Runnable[Any, Any]
     gate: Any = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
-    known_message: str | None = None
+    known_message: str | Document | None = None
 
     @field_validator("gate", mode="before")
     @classmethod
@@ -490,5 +491,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
                 origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]
                 call.result = fuse_documents(origins, rankings, k)
             else:
-                call.result = [] if self.known_message is None else [Document(self.known_message)]
+                note = self.known_message
+                note = Document(note) if isinstance(note, str) else note
+                call.result = [] if note is None else [note.model_copy(deep=True)]
         return [call.result for call in calls]

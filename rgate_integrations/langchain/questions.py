@@ -42,11 +42,8 @@ class UserTurn:
     @property
     def lines(self) -> tuple[str, ...]:
         """The earlier turns in the format that gates read: ``user: …`` and ``assistant: …``."""
-        lines = []
-        for turn in self.history:
-            speaker = "user" if isinstance(turn, HumanMessage) else "assistant"
-            lines.append(f"{speaker}: {turn.text}")
-        return tuple(lines)
+        speakers = ["user" if isinstance(turn, HumanMessage) else "assistant" for turn in self.history]
+        return tuple(f"{who}: {turn.text}" for who, turn in zip(speakers, self.history, strict=True))
 
 
 def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
