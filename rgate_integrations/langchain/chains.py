@@ -56,12 +56,10 @@ def gated_rag(
         llm: The LLM that answers.
         prompt: Prompt for unknown questions, with ``context``, ``question`` and optionally ``chat_history``. The
             default is the prompt of ``rgate ask``.
-        direct_prompt: Prompt for known questions, with ``question`` and optionally ``chat_history``. The
-            default asks for one or two sentences.
+        direct_prompt: Prompt for known questions, without ``context``. The default asks for one or two sentences.
         gate: A `RetrievalGate`, or a ``gate`` argument for one; the default gate when None.
         answer_first: Judge the first tokens of the LLM's answer; see `RetrievalGate.route`.
-        look_first: Search for every question, and let the LLM read the passages if they help; see
-            `RetrievalGate.route`.
+        look_first: Search for every question; the LLM reads the passages if they help. See `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
 
     Raises:
