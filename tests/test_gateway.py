@@ -198,7 +198,7 @@ def test_looking_first_compares_what_is_known_with_what_is_found():
         between.shelf.passage = Shelf().passage
         between.ask()
         assert "Shakespeare" in between.sent
-        assert between.shelf.queries[-1] == HAMLET  # what is known may be answered before its search begins
+        assert HAMLET in between.shelf.queries  # what is known may be answered before its search begins
 
 
 @pytest.mark.parametrize("deltas", [ANSWER, [{"tool_calls": [CALL]}]])
