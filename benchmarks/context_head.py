@@ -123,7 +123,8 @@ class Net(torch.nn.Module):
         shares = scores.masked_fill(~seen[:, None, None], -1e4).softmax(dim=3)
         attended = (shares @ values).transpose(1, 2).flatten(start_dim=2)
         joint = self.joint(dropout(torch.cat([hidden, attended], dim=2), DROPOUT, self.training))
-        return self.output(dropout(torch.relu(joint), DROPOUT, self.training))  # type: ignore[no-any-return]
+        logits: torch.Tensor = self.output(dropout(torch.relu(joint), DROPOUT, self.training))
+        return logits
 
 
 def fit(requests: Sequence[WholeRequest], alone_head: KindHead, seed: int = 0) -> AttentionHead:

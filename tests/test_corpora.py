@@ -123,7 +123,6 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
         (lambda: RetrievalGate(Sure(), corpus={}), "does not accept corpus="),
         (lambda: RetrievalGate(top=2), "top= needs a corpus"),
         (lambda: RetrievalGate(corpus=False, top=2), "top= needs a corpus"),
-        (lambda: load_gate(prefer="llm"), "prefer= needs a corpus"),
         (lambda: route_edge(retrieve=["a", "b"], direct="c"), "retrieve= must be .* not list"),
         (
             lambda: RetrievalGate(corpus=True).invoke("a"),

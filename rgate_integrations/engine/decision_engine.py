@@ -58,9 +58,8 @@ class DecisionEngine(Decider):
         always: RuleOrRules = (),
         never: RuleOrRules = (),
     ) -> None:
-        if not (
-            llm is None or hasattr(llm, "draft") or isinstance(llm, Proxy)
-        ):  # of a proxy, only the name is read
+        # Of a proxy, only the name is read.
+        if llm is not None and not isinstance(llm, Proxy) and not hasattr(llm, "draft"):
             raise ConfigurationError(
                 f"llm= needs a method draft, which {type(llm).__name__} does not have.",
                 hint="Pass its name as llm_name=, or a chat model as llm= to RetrievalGate or GatedQueryEngine.",

@@ -95,8 +95,7 @@ def load_gate(
         ModelLoadError: A trained gate cannot be read or downloaded, or a measured ability cannot be read.
         MissingDependencyError: ``name`` is a URL, and the extra ``openai`` is not installed.
     """
-    # A gate object may have corpora of its own.
-    names = () if corpus is None and isinstance(name, Gate) else CorpusGate.own_parameters
+    names = CorpusGate.own_parameters if corpus is not None else ()
     corpus_parameters = {name: parameters.pop(name) for name in names if name in parameters}
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
@@ -109,31 +108,27 @@ def load_gate(
         gate = gate.for_llm(drafter_name, "the model that drafts")
     if llm_name:
         gate = set_llm(gate, llm_name)
-    if corpus is not None or corpus_parameters:
+    if corpus is not None:
         gate = set_corpora(gate, corpus, **corpus_parameters)
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
     )
 
 
-def set_corpora(gate: Gate, corpus: Corpus | None, **parameters: Any) -> CorpusGate:
+def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
     """Return a gate that also considers what these corpora cover.
 
     If the gate already has corpora, they are replaced. Options that are not given here return to their defaults.
 
     Args:
         gate: The gate.
-        corpus: The corpora; see `Corpus`. None raises the error for options without a corpus.
+        corpus: The corpora; see `Corpus`.
         **parameters: Options of `CorpusGate`: ``prefer``, ``when_uncovered`` and ``top``.
 
     Raises:
         ProfileError: A profile cannot be read.
         ConfigurationError: A parameter or the corpus is invalid, or two corpora have the same name.
     """
-    if corpus is None:
-        raise ConfigurationError(
-            f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
-        )
     # A retriever is iterable, too: over its fields.
     if isinstance(corpus, str) or not isinstance(corpus, Collection | Iterator):
         corpus = [corpus]

@@ -75,9 +75,8 @@ def gated_rag(
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
     find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, any_corpora=decider.corpus is True)
-    search = (
-        RunnableLambda(itemgetter(QUESTION)) | find
-    )  # a separate step, up to which look_first can run the arm
+    # The search is a separate step, so that look_first can run the arm up to it.
+    search = RunnableLambda(itemgetter(QUESTION)) | find
     retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(
         RunnablePassthrough.assign(context=RunnableLambda(itemgetter("sources")) | format_documents),
         RunnablePassthrough.assign(answer=with_passages | llm | StrOutputParser()),
