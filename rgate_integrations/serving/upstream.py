@@ -20,7 +20,7 @@ from rgate_integrations.models.bounded_http import make_client
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_choice_logprobs
-from rgate_integrations.runtime.replies import read_reply
+from rgate_integrations.runtime.replies import read_reply, split_thoughts
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.serving.wire import problem
 
@@ -146,7 +146,8 @@ class Upstream:
                 if len(content) > _MAX_HELD_BYTES:
                     break
         try:
-            text = parse_json(content)["choices"][0]["message"]["content"].strip()
+            message = read_reply(parse_json(content)["choices"][0]["message"])
+            text = split_thoughts(message.answer).answer.strip()
         except (AttributeError, LookupError, TypeError, ValueError):
             text = ""
         if not text:
