@@ -35,7 +35,7 @@ from rgate_integrations.answering.partial_answer import END, BufferedAnswer, Chu
 from rgate_integrations.llama_index.decider import copy_bundle
 from rgate_integrations.runtime.context import variable_set
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.records import TokenLogprobs, read_choice_logprobs, read_logprobs
+from rgate_integrations.runtime.records import read_choice_logprobs, read_logprobs
 from rgate_integrations.runtime.replies import get_field, read_reply
 
 
@@ -137,7 +137,9 @@ class EngineStream(ChunkStream):
         for part in (get_field(response, "message"), get_field(choice, "delta")):
             answer.has_thoughts |= read_reply(part).thoughts is not None
         answer.set_response(get_field(raw, "id"))
-        answer.add_logprobs(_logprobs(response, choice))
+        # Each position is a list: the generated token, then other likely ones.
+        entries = [position[0] for position in response.logprobs or [] if position]
+        answer.add_logprobs(read_logprobs(entries) if entries else read_choice_logprobs(choice))
         reported = get_field(get_field(raw, "usage"), "prompt_tokens")
         prompt_tokens = reported or response.additional_kwargs.get("prompt_tokens") or 0
         answer.prompt_tokens = max(answer.prompt_tokens, prompt_tokens)
@@ -181,10 +183,6 @@ _lock = threading.Lock()
 class _Listener(BaseEventHandler):
     """Passes each event with a piece of an answer to the `EngineStream` that waits in the event's context."""
 
-    @classmethod
-    def class_name(cls) -> str:
-        return "RetrievalGateListener"
-
     def handle(self, event: BaseEvent, **options: Any) -> None:
         stream = _active_stream.get()
         if stream is not None and isinstance(event, LLMChatInProgressEvent | LLMCompletionInProgressEvent):
@@ -198,18 +196,6 @@ def listen(kind: type[BaseEventHandler | BaseSpanHandler[Any]]) -> None:
     with _lock:  # otherwise two threads could add it twice
         if not any(isinstance(handler, kind) for handler in handlers):
             handlers.append(kind())
-
-
-def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
-    """Return the log-probabilities of a streamed response.
-
-    Args:
-        response: LlamaIndex's response, whose field ``logprobs`` is read first.
-        choice: The first choice in the server's reply; None if the reply has no choices.
-    """
-    # Each position is a list: the generated token, then other likely ones.
-    entries = [position[0] for position in response.logprobs or [] if position]
-    return read_logprobs(entries) if entries else read_choice_logprobs(choice)
 
 
 def with_logprobs(llm: LLM) -> LLM | None:

@@ -207,12 +207,13 @@ class GatedRetriever(Gated, FlowRetriever):
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         """Decide, then search and postprocess; for a known question, return what `retrieve` does."""
-        nodes: list[NodeWithScore]
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
             return [] if self.known_message is None else _note(decision, self.known_message)
         with self.decider.bind(decision, bundle):
-            nodes = yield Call(self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle))
+            nodes: list[NodeWithScore] = yield Call(
+                self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle)
+            )
         # A new bundle for each, because a postprocessor may write into it.
         for processor in self.node_postprocessors:
             nodes = yield Call(
@@ -256,10 +257,6 @@ class _NoteListener(NullSpanHandler):
     LlamaIndex calls `span_exit` with the response of each synthesizer, and again with the response of each engine,
     which has a list of sources of its own.
     """
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "RetrievalGateNoteListener"
 
     def span_exit(self, *arguments: Any, result: Any = None, **options: Any) -> None:
         sources = getattr(result, "source_nodes", None) or []
