@@ -168,13 +168,11 @@ class ArmStream(ChunkStream):
         the LLM would write the whole answer.
         """
         self._events.shut_down()
-        try:
+        with suppress(GenerationCancelled):
             while self._events.running and self.next() is not END:
                 pass
             with inherited_config(self._config):
                 super().close()
-        except GenerationCancelled:
-            pass
 
     async def aclose(self) -> None:
         """Stop the LLM, and wait at most `_MAX_TURNS` turns of the event loop for its run to end."""
