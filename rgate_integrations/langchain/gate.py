@@ -10,7 +10,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import AnyMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import Other, RunnableLike
-from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
+from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -451,11 +451,6 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
     def InputType(self) -> Any:
         """A string, as for any retriever, so that ``as_tool`` works; messages and mappings are accepted, too."""
         return str
-
-    @property
-    def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The configurable fields of the gate and of the guarded retriever."""
-        return get_unique_config_specs([*self.gate.config_specs, *self.retriever.config_specs])
 
     def flow(self, runs: list[Run]) -> Flow[list[list[Document] | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch.
