@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -52,9 +53,9 @@ class EngineAnswer(BufferedAnswer):
     source: EngineStream
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, llm: LLM | None = None) -> None:
-        partial = PartialAnswer()
-        fallback = EngineStream(engine, bundle, partial) if getattr(llm, "logprobs", None) else None
-        super().__init__(partial, EngineStream(engine, bundle, partial), fallback)
+        answer = PartialAnswer()
+        fallback = EngineStream(engine, bundle, answer) if getattr(llm, "logprobs", None) else None
+        super().__init__(answer, EngineStream(engine, bundle, answer), fallback)
         self._llm = llm
 
     def read(self, chunk: Any) -> bool:
@@ -103,7 +104,7 @@ class EngineStream(ChunkStream):
     """
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: PartialAnswer) -> None:
-        super().__init__(self._ask, self._aask)
+        super().__init__(self._ask, self._aask, partial(variable_set, _active_stream, self))
         self.response: Any = None
         self._engine = engine
         self._bundle = copy_bundle(bundle)
@@ -111,16 +112,6 @@ class EngineStream(ChunkStream):
         self._kind: type[BaseEvent] | None = None
         # On first use and not at import, which should have no effects.
         listen(_Listener)
-
-    def next(self) -> Any:
-        """Return the next chunk, or `END`."""
-        with variable_set(_active_stream, self):
-            return super().next()
-
-    async def anext(self) -> Any:
-        """Await the next chunk, or `END`."""
-        with variable_set(_active_stream, self):
-            return await super().anext()
 
     def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
         """Record the metadata that the LLM sends with a chunk."""
