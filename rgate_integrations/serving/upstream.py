@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -240,7 +240,7 @@ class UpstreamAnswer(BufferedAnswer):
         if data == b"[DONE]":
             self.partial.has_end = True
             return True
-        try:
+        with suppress(AttributeError, LookupError, TypeError, ValueError):  # another kind of event
             event = parse_json(data)
             choice = event["choices"][0]
             if choice.get("finish_reason"):
@@ -255,8 +255,6 @@ class UpstreamAnswer(BufferedAnswer):
             self.partial.model = str(event.get("model") or "")
             # Log-probabilities are present only if the client requested them; then every token has one.
             self.partial.add_logprobs(read_choice_logprobs(choice))
-        except (AttributeError, LookupError, TypeError, ValueError):
-            pass  # another kind of event
         return True
 
 
