@@ -51,7 +51,8 @@ def check_search(queries: Sequence[str], k: int) -> None:
     """Check the arguments of a search.
 
     Raises:
-        ConfigurationError: ``queries`` are not strings but, for example, one string, or ``k`` is not a positive whole number.
+        ConfigurationError: ``queries`` is one string, a query is not a string, or ``k`` is not a positive whole
+            number.
     """
     if isinstance(queries, str):
         raise ConfigurationError(

@@ -54,8 +54,8 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
             value. In a list, the last human message is the question.
         input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` whose value is neither
             None nor blank. The earlier turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human
-            message there is the question or has an answer. They may be messages, strings as in `Request.history`, or a transcript; any
-            other string counts as the assistant's.
+            message there is the question or has an answer. They may be messages, strings as in `Request.history`, or
+            a transcript; any other string counts as the assistant's.
 
     Raises:
         InvalidQuestionError: The input has no question.
