@@ -66,14 +66,12 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers should report names that do not exist
 
     def __getattr__(name: str) -> object:
-        """Import a public name on first use, so that importing the package costs next to nothing."""
+        """Import a public name when it is used, so that importing the package costs next to nothing."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
 
-        value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-        globals()[name] = value
-        return value
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -139,6 +139,8 @@ def test_a_question_that_breaks_the_server_comes_last_next_time(tmp_path, prior,
     with pytest.raises(ServerError, match="Giving up"):
         tuned(tmp_path, prior, direct=fake(breaks, retries=0))
     assert tuned(tmp_path, prior, direct=fake(breaks, retries=0)).failed == 1
+    # Regression: a run in which only this call was missing gave up.
+    assert tuned(tmp_path, prior, direct=fake(breaks, retries=0), update=True).failed == 1
 
 
 def test_without_log_probabilities_there_is_one_gate_and_the_report_says_why(tmp_path, prior):

@@ -343,6 +343,25 @@ def test_a_shadow_changes_nothing_and_its_log_is_what_tuning_takes(tmp_path):
     assert {each.text for each in read_questions(log)} == set(logged)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("responses", {"previous_response_id": "r1", "input": "known, when was it finished?"}),
+        ("responses", {"conversation": "c1", "input": "known: try again."}),
+        ("completions", {"prompt": "Human: Who wrote known?\nAI: Shakespeare.\nHuman: When?"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "And known?"}]}),
+    ],
+)
+def test_follow_ups_are_not_in_the_shadow_log_wherever_the_turns_are(path, body, tmp_path):
+    """Regression: only turns in the list of messages counted."""
+    log = tmp_path / "shadow.jsonl"
+    with gateway(Words(), shadow=log) as between:
+        CLIENT.post(f"{between.url}/v1/{path}", json=body)
+        between.ask("known")
+    (logged,) = map(json.loads, log.read_text().splitlines())
+    assert logged["question"] == "known"
+
+
 def test_only_the_operator_hears_of_a_log_that_cannot_be_written(tmp_path, caplog):
     log = tmp_path / "shadow.jsonl"
     with gateway(Words(), shadow=log) as between:

@@ -134,6 +134,17 @@ def test_the_log_has_the_error_on_one_line_without_the_question(caplog):
     assert line == 'The search failed: OSError: no answer for "WHO … 2026-01-01 INFO …?" é'
 
 
+def test_the_log_tells_no_word_of_a_follow_up_that_the_upstream_rewrote(caplog):
+    def fails(queries, k):
+        raise ValueError(f"bad query {queries[0]}")
+
+    upstream = Condensing([{"content": "Who confirms parental leave?"}])
+    with gateway(Words(), upstream, shelf=Returns(fails), condense=True) as between:
+        between.ask(messages=turns(LEAVE, "28.", SIGNS))
+    (line,) = [record.getMessage() for record in caplog.records if "search" in record.getMessage()]
+    assert line == "The search failed: ValueError: bad query Who … … …?"
+
+
 # --- searches that hang -------------------------------------------------------------------------------------------
 
 
@@ -297,6 +308,8 @@ class Condensing(ScriptedUpstream):
     [
         ([{"content": " Who signs off leave? "}], "Who signs off leave?"),
         ([{"content": " "}], f"{LEAVE}\n{SIGNS}"),
+        ([{"content": "<think>Leave?</think>\n\nWho signs off leave?"}], "Who signs off leave?"),
+        ([{"content": "<think>Leave? Or"}], f"{LEAVE}\n{SIGNS}"),
     ],
 )
 def test_the_upstream_condenses_follow_ups(condensed, query):

@@ -121,6 +121,8 @@ NEW = [Passage("new", "x")]
             DataFormatError,
             "already has a passage with the id 'p1'",
         ),
+        (lambda index: index.add(["a text"]), DataFormatError, r"must be a Passage, not str.*Passage\("),
+        (lambda index: index.search([5]), ConfigurationError, "query must be a string, not int"),
         (lambda index: index.upsert(NEW * 2), DataFormatError, "Several passages have the id 'new'"),
     ],
 )

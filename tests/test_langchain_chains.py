@@ -67,6 +67,13 @@ def test_a_prompt_without_the_question_is_refused(judge, option, text):
     assert gated_rag(Search(), LLM, gate=keyed, **{option: prompt + " {query}"})
 
 
+def test_a_dicts_other_keys_are_variables_for_the_prompts(judge):
+    """Regression: they were dropped, and the prompt lacked its variable."""
+    prompt = ChatPromptTemplate.from_template("{context} {question} {lang}")
+    chain = gated_rag(Search(), LLM, prompt, gate=judge)
+    assert chain.invoke({"question": "unknown?", "lang": "de"}).endswith("unknown? de")
+
+
 @pytest.mark.parametrize(
     "search",
     [lambda query: ["a passage"], lambda query: "a passage", lambda query: {"docs": []}, lambda query: None],

@@ -36,6 +36,7 @@ DICTS = [{"role": "user", "content": "Who wrote Hamlet?"}, {"role": "assistant",
 FOLLOW_UPS = {
     "messages": TURNS,
     "messages beside it": {"question": "And when?", "messages": TURNS},
+    "earlier messages beside it": {"question": "And when?", "messages": EARLIER},
     "a history": {"input": "And when?", "history": EARLIER},
     "a chat history of pairs": {"input": "And when?", "chat_history": PAIRS},
     "a history of what was streamed": {"input": "And when?", "history": CHUNKS},
@@ -53,8 +54,10 @@ FOLLOW_UPS = {
     "a history of strings": {"input": "And when?", "history": ["Who wrote Hamlet?", "Shakespeare."]},
     "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
 }
+IMAGE = HumanMessage([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}])
 FIRST_QUESTIONS = [
     [SystemMessage("Be brief."), HumanMessage("known?")],
+    [HumanMessage("known?"), IMAGE],
     {"question": "When was Hamlet written?", "messages": TURNS},  # it has been rewritten
     *({"question": nothing, "messages": [HumanMessage("known?")]} for nothing in (None, "", " \n")),
     *({"input": "known?", "chat_history": nothing} for nothing in ([], None, "", " \n")),

@@ -106,6 +106,15 @@ def test_a_server_that_hangs_is_not_sent_questions_until_it_is_ready():
     assert paths == ["/v1/decide", "/ready", "/ready", "/ready"]
 
 
+def test_a_server_that_is_slower_than_the_callers_limit_is_not_sent_questions_either():
+    """Regression: with a timeout below ``request_seconds``, each call waited for that long again."""
+    with answering(200, b"", seconds=3600) as (url, paths):
+        gate = load_gate(url, timeout=0.5)
+        assert all(gate.decide("known").error for _ in range(4))
+    assert paths[0] == "/v1/decide"
+    assert set(paths[1:]) == {"/ready"}
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [

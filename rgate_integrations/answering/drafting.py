@@ -63,9 +63,8 @@ class DraftWriter(ABC, Generic[_Prompt]):
         drafts: list[Draft | Exception] = []
         answers = yield from self._ask_in_form(prompts, self.forms)
         for prompt, answer in zip(prompts, answers, strict=True):
-            draft: Draft | Exception
             if isinstance(answer, Exception):
-                draft = answer
+                draft: Draft | Exception = answer
                 message = redact(answer, *self.private_texts(prompt))
                 _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, message)
             else:

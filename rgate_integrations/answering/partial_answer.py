@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,27 +37,36 @@ class ChunkStream:
     Args:
         open: Function that returns the iterator.
         aopen: Function that returns the asynchronous iterator, or an awaitable of it.
+        context: Function that returns the context manager in which each chunk is requested.
     """
 
-    def __init__(self, open: Callable[[], Iterator[Any]], aopen: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        open: Callable[[], Iterator[Any]],
+        aopen: Callable[[], Any],
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self._open = open
         self._aopen = aopen
+        self._context = context
         self._iterator: Any = None
 
     def next(self) -> Any:
         """Return the next chunk, or `END`."""
-        if self._iterator is None:
-            self._iterator = iter(self._open())
-        return next(self._iterator, END)
+        with self._context():
+            if self._iterator is None:
+                self._iterator = iter(self._open())
+            return next(self._iterator, END)
 
     async def anext(self) -> Any:
         """Await the next chunk, or `END`."""
-        if self._iterator is None:
-            opened = self._aopen()
-            if hasattr(opened, "__await__"):  # such as LlamaIndex's aquery, whose result holds the stream
-                opened = await opened
-            self._iterator = aiter(opened)
-        return await anext(self._iterator, END)
+        with self._context():
+            if self._iterator is None:
+                opened = self._aopen()
+                if hasattr(opened, "__await__"):  # such as LlamaIndex's aquery, whose result holds the stream
+                    opened = await opened
+                self._iterator = aiter(opened)
+            return await anext(self._iterator, END)
 
     def close(self) -> None:
         """Close the iterator early, which also ends the request to the LLM."""

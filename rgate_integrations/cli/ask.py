@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -198,12 +199,10 @@ def _read_requests(
     for number, line in enumerate(lines, start=1):
         # After a JSON line, a malformed line is an error and not a question.
         is_json = is_json or line.lstrip().startswith("{")
-        fields: Any = {"question": line}
+        fields: Any = None if is_json else {"question": line}
         if is_json:
-            try:
+            with suppress(ValueError):
                 fields = parse_json(line)
-            except ValueError:
-                fields = None
         if not isinstance(fields, dict) or "question" not in fields:
             error = DataFormatError(
                 f"Argument or line {number} is not a JSON object with a question.",

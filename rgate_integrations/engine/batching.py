@@ -112,11 +112,10 @@ class Batcher(Generic[_Item, _Result]):
             return batch
 
     def _run_batch(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
-        results: Sequence[_Result | Exception]
         try:
             found = self._run([item for item, _ in batch])
             # Check their number here: an error below would end the worker, and callers would wait forever.
-            results = [result for _, result in zip(batch, found, strict=True)]
+            results: Sequence[_Result | Exception] = [result for _, result in zip(batch, found, strict=True)]
         except Exception as error:
             results = [error] * len(batch)
         except BaseException as error:  # such as SystemExit, which would end the callers' threads

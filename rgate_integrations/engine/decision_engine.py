@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, Unpack, get_args
 
@@ -211,6 +212,8 @@ class DecisionEngine(Decider):
         limits = [self.timeout if request.timeout is None else request.timeout for request in requests]
         # All decisions are returned together, so the longest limit applies.
         limit = None if None in limits else max(limits)  # type: ignore[type-var]  # no None
+        if limit is not None:  # a gate on a server should not wait longer
+            requests = [replace(request, timeout=limit) for request in requests]
         return (yield Call(wait_results, await_results, self._batcher.submit(requests), limit))
 
     def _decide(self, requests: Sequence[Request]) -> list[Decision | Exception]:

@@ -209,11 +209,9 @@ def resolve_gate(
         gate = gate.with_options(gate=set_llm(gate.gate, llm_name))
     decider: Decider = gate if isinstance(gate, Decider) else OwnGate(gate)
     rules: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    corpus = rules.pop("corpus", None)
-    if corpus is False:
-        corpus = None
+    corpus: Any = rules.pop("corpus", False)
     parameters = {name: rules.pop(name) for name in CorpusGate.own_parameters if name in rules}
-    if parameters and corpus is None:
+    if parameters and corpus is False:
         if not isinstance(decider, DecisionEngine) or not decider.corpora:
             raise ConfigurationError(
                 f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
@@ -221,9 +219,9 @@ def resolve_gate(
         decider = decider.with_options(**parameters)
     # A user's object accepts no corpus and no LLM name: we raise an error instead of ignoring them.
     if isinstance(decider, DecisionEngine):
-        if corpus is not None and corpus is not True:
+        if not isinstance(corpus, bool):
             decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **parameters))
-    elif corpus is not None:
+    elif corpus is not False:
         raise ConfigurationError(
             f"The gate {decider.name!r} does not accept corpus=: only gates from load_gate do.",
             hint="Omit corpus=, or use such a gate. A gate of your own may set corpora in its decisions.",

@@ -13,7 +13,8 @@ from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate, InnerGate, Score, ScoreSpec, Specs, share_with_inner
 from rgate_integrations.gates.evidence.base import Evidence
-from rgate_integrations.gates.evidence.vectors import VectorSpec
+from rgate_integrations.gates.evidence.model_outputs import encoder_pass
+from rgate_integrations.gates.evidence.vectors import VECTOR, VectorSpec
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.runtime.arrays import BoolArray
 
@@ -147,7 +148,7 @@ class CorpusGate(Gate):
 
     @property
     def _vector_spec(self) -> VectorSpec:
-        return VectorSpec.shared_with(self.inner.specs)
+        return VectorSpec(encoder_pass(self.inner.specs, (VECTOR,), (VECTOR,)))
 
     def score(self, evidence: Evidence) -> Score:
         """Add coverage to the inner gate's score, and decide by the table of `CorpusGate`."""

@@ -129,11 +129,14 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
         """Return the server's decision on each question, with one request for all."""
         gate = self.gate
         server = context.memory(
-            ("decision server", gate.url, gate.token, gate.request_seconds),
-            lambda: DecisionClient(gate.url, gate.token, gate.request_seconds),
+            ("decision server", gate.url, gate.token), lambda: DecisionClient(gate.url, gate.token)
         )
         items = [to_jsonable_python(request, include=_SENT) for request in context.requests]
-        decisions = server.decide(items, gate.llm_name, gate.llm_name_source)
+        # Not longer than the callers wait: otherwise, they would give up, one after the other, before the client
+        # finds the server slow.
+        limits = [request.timeout or gate.request_seconds for request in context.requests]
+        seconds = min(gate.request_seconds, max(limits))
+        decisions = server.decide(items, gate.llm_name, gate.llm_name_source, seconds)
         # The client measures the time of the call, which includes the server's.
         return [
             Piece(decision, decision.cost.model_copy(update={"milliseconds": 0.0})) for decision in decisions
@@ -149,7 +152,6 @@ class DecisionClient:
     Args:
         url: Base URL of the server, such as ``http://localhost:8377``.
         token: The bearer token; None for the environment's ``RGATE_TOKEN``.
-        seconds: Maximum time of a request and its complete answer, in seconds.
 
     Raises:
         ConfigurationError: The URL or the token is invalid, or both a token and a login in the URL were
@@ -157,19 +159,21 @@ class DecisionClient:
         MissingDependencyError: The extra ``openai`` is not installed.
     """
 
-    def __init__(self, url: str, token: SecretStr | None, seconds: float) -> None:
+    def __init__(self, url: str, token: SecretStr | None) -> None:
         url, self._credentials = read_credentials(url, token or os.environ.get(TOKEN))
         self.url = url.removesuffix("/v1")
-        self._seconds = seconds
         self._is_broken = False
 
-    def decide(self, items: Sequence[Mapping[str, Any]], llm: str, llm_name_source: str) -> list[Decision]:
+    def decide(
+        self, items: Sequence[Mapping[str, Any]], llm: str, llm_name_source: str, seconds: float
+    ) -> list[Decision]:
         """Return a decision for each question.
 
         Args:
             items: The questions in the format of ``/v1/decide``.
             llm: Name of the LLM whose knowledge is judged; may be empty.
             llm_name_source: Where the name was detected; empty if the user gave it.
+            seconds: Maximum time of the request and its complete answer, in seconds.
 
         Raises:
             ServerError: The server cannot be reached, did not answer in time, is not ready, rejected the
@@ -183,7 +187,7 @@ class DecisionClient:
             )
         self._is_broken = False
         body = {"questions": items, "llm": llm, "llm_name_source": llm_name_source}
-        answer = self._send("POST", "/v1/decide", seconds=self._seconds, body=body)
+        answer = self._send("POST", "/v1/decide", seconds=seconds, body=body)
         if answer.status != 200:
             try:
                 words = from_json(answer.content)["error"]["message"]

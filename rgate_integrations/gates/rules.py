@@ -26,7 +26,7 @@ from rgate_integrations.decision import Request
 from rgate_integrations.errors import ConfigurationError, DataFormatError, first_line
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
-from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_passes
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_pass
 from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
@@ -150,9 +150,8 @@ class Rules:
         """
         examples = [("always", rule) for rule in self.always if isinstance(rule, str)]
         examples += [("never", rule) for rule in self.never if isinstance(rule, str)]
-        own_pass = RequestSpec((LAYER,), (LAYER,), model=ENCODER)
-        passes = [spec for spec in encoder_passes(gate.specs) if LAYER in spec.segments]
-        return (LikenessSpec(tuple(examples), [*passes, own_pass][0]),) if examples else ()
+        states = encoder_pass(gate.specs, (), (LAYER,))
+        return (LikenessSpec(tuple(examples), states),) if examples else ()
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ _EXAMPLES = {
         "Redo it.",
         "Once more, please.",
         "Answer again.",
+        "Again!",
+        "Nochmal!",
         "That was not my question.",
         "You have not answered what I asked.",
         "This is not what I wanted to know.",

@@ -10,10 +10,10 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from rgate_integrations.errors import ModelLoadError, first_line, needs_extra
+from rgate_integrations.errors import needs_extra
 from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER, Encoder, Prefix
-from rgate_integrations.models.pretrained import quiet, refuse_pickles
+from rgate_integrations.models.pretrained import load_errors, quiet, refuse_pickles
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.threads import ForkSafeLock
@@ -111,18 +111,18 @@ class _SharedModel:
             return Encoder.shared(Path(self._where)).vectors
         with needs_extra("local"):
             from sentence_transformers import SentenceTransformer
-        try:
-            refuse_pickles(self._where)
-            with quiet():
-                model = SentenceTransformer(
-                    self._where, trust_remote_code=False, model_kwargs={"use_safetensors": True}
-                )
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-            raise ModelLoadError(
-                f"The embedder {self._where!r} could not be loaded: {first_line(error)}",
+        with (
+            load_errors(
+                f"The embedder {self._where!r}",
                 hint="Use a sentence-transformers folder, a Hub id (which needs a network), or a name that "
                 "`rgate download` lists.",
-            ) from error
+            ),
+            quiet(),
+        ):
+            refuse_pickles(self._where)
+            model = SentenceTransformer(
+                self._where, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+            )
 
         # Sentence-transformers models add their own prefix.
         def encode(texts: Sequence[str], _: Prefix) -> Float32Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,10 +32,10 @@ class BM25Index:
         with needs_extra("faiss"):
             import bm25s
         self.passages = tuple(passages)
-        self._bm25: Any = None
+        self._bm25: Any = bm25s.BM25()
         words = _tokenize([passage.searchable for passage in self.passages])
-        if any(words):  # bm25s cannot index a corpus without any words
-            self._bm25 = bm25s.BM25()
+        self._vocabulary = frozenset(chain.from_iterable(words))
+        if self._vocabulary:  # bm25s cannot index a corpus without any words
             self._bm25.index(words, show_progress=False)
 
     def __len__(self) -> int:
@@ -50,17 +51,14 @@ class BM25Index:
         """
         check_search(queries, k)
         results: list[list[Hit]] = [[] for _ in queries]
-        if self._bm25 is None:
-            return results
         for query, words, hits in zip(queries, _tokenize(queries), results, strict=True):
-            known = [word for word in words if word in self._bm25.vocab_dict]
-            if not known:  # bm25s cannot score a query without any word of its vocabulary
-                continue
-            scores = self._bm25.get_scores(known)
-            # A stable sort keeps ties in the order of the passages.
-            for row in np.argsort(-scores, kind="stable")[:k]:
-                if scores[row] > 0:
-                    hits.append(Hit(self.passages[row], float(scores[row]), query))
+            known = [word for word in words if word in self._vocabulary]
+            if known:  # bm25s cannot score a query without any word of its vocabulary
+                scores = self._bm25.get_scores(known)
+                # A stable sort keeps ties in the order of the passages.
+                for row in np.argsort(-scores, kind="stable")[:k]:
+                    if scores[row] > 0:
+                        hits.append(Hit(self.passages[row], float(scores[row]), query))
         return results
 
 

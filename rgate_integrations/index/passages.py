@@ -77,11 +77,16 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
     """Check passages, and return copies with the metadata that JSON would give back: a tuple becomes a list.
 
     Raises:
-        DataFormatError: An id occurs twice, or a value cannot be stored; the message names the passage and the
-            metadata key.
+        DataFormatError: An id occurs twice, something is not a `Passage`, or a value cannot be stored; the message
+            names the passage and the metadata key.
     """
     checked: dict[str, Passage] = {}
     for passage in passages:
+        if not isinstance(passage, Passage):
+            raise DataFormatError(
+                f"A passage must be a Passage, not {type(passage).__name__}.",
+                hint='For example, Passage("1", "The text.").',
+            )
         for name in ("id", "title", "text"):
             value = getattr(passage, name)
             if not isinstance(value, str):

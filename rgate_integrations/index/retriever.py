@@ -51,11 +51,15 @@ def check_search(queries: Sequence[str], k: int) -> None:
     """Check the arguments of a search.
 
     Raises:
-        ConfigurationError: ``queries`` is one string, or ``k`` is not a positive whole number.
+        ConfigurationError: ``queries`` is one string, a query is not a string, or ``k`` is not a positive whole
+            number.
     """
     if isinstance(queries, str):
         raise ConfigurationError(
             f"search needs a list of queries, not a single string: {queries[:60]!r}.",
             hint="Use search([query])[0].",
         )
+    for query in queries:
+        if not isinstance(query, str):
+            raise ConfigurationError(f"A query must be a string, not {type(query).__name__}.")
     valid_count(k, "k")

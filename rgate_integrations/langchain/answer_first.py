@@ -146,20 +146,11 @@ class ArmStream(ChunkStream):
         events: BufferingHandler,
     ) -> None:
         super().__init__(
-            partial(arm.stream, value, config, **options), partial(arm.astream, value, config, **options)
+            partial(arm.stream, value, config, **options),
+            partial(arm.astream, value, config, **options),
+            partial(inherited_config, config),
         )
-        self._config = config
         self._events = events
-
-    def next(self) -> Any:
-        """Return the next chunk, or `END`."""
-        with inherited_config(self._config):
-            return super().next()
-
-    async def anext(self) -> Any:
-        """Await the next chunk, or `END`."""
-        with inherited_config(self._config):
-            return await super().anext()
 
     def close(self) -> None:
         """Stop the LLM at its next token, then close the arm.
@@ -168,18 +159,16 @@ class ArmStream(ChunkStream):
         the LLM would write the whole answer.
         """
         self._events.shut_down()
-        try:
+        with suppress(GenerationCancelled):
             while self._events.running and self.next() is not END:
                 pass
-            with inherited_config(self._config):
+            with self._context():
                 super().close()
-        except GenerationCancelled:
-            pass
 
     async def aclose(self) -> None:
         """Stop the LLM, and wait at most `_MAX_TURNS` turns of the event loop for its run to end."""
         self._events.shut_down()
-        with inherited_config(self._config), suppress(GenerationCancelled):
+        with self._context(), suppress(GenerationCancelled):
             await super().aclose()
         # Each inner generator ends in a separate task, which the loop starts after the outer one has ended.
         for _ in range(_MAX_TURNS):

@@ -23,13 +23,14 @@ from rgate_integrations.langchain.corpora import CorpusRetriever, as_searched
 from rgate_integrations.langchain.documents import format_documents
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.gate import RetrievalGate
-from rgate_integrations.langchain.questions import QuestionInput
+from rgate_integrations.langchain.questions import HISTORY_KEYS, QUESTION_KEYS, QuestionInput
 from rgate_integrations.langchain.runnable import FlowRunnable, Run
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.flow import Flow
 
 QUESTION = "question"
 HISTORY = "chat_history"
+_READ = frozenset((*QUESTION_KEYS, *HISTORY_KEYS))
 
 
 def gated_rag(
@@ -46,7 +47,8 @@ def gated_rag(
     """Return a chain from question to answer that retrieves only if the LLM does not know the answer.
 
     The question is a string, a dict, messages or a prompt value, as for `RetrievalGate`. The earlier
-    messages, or those in a dict under ``chat_history`` or ``history``, become the prompts' ``chat_history``.
+    messages, or those in a dict under ``chat_history`` or ``history``, become the prompts' ``chat_history``. A
+    dict's other keys are variables for the prompts, too.
     A gate with ``condense`` rewrites a follow-up as a standalone question once, for itself, the retriever and
     the prompts, whose ``chat_history`` is then empty.
 
@@ -106,12 +108,17 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
     condense: Runnable[Any, Any] | None = None
 
     def flow(self, runs: list[Run]) -> Flow[list[dict[str, Any] | Exception]]:
-        """Return the question and history of each input as a dict; follow-ups are condensed in one batch."""
+        """Return the question and history of each input as a dict, with the input's other keys.
+
+        Follow-ups are condensed in one batch.
+        """
         calls = [GateCall.read(single, self.input_key) for single in runs]
         yield from condense_follow_ups(self.condense, calls)
         for call in calls:
             if call.result is None:
+                given = call.run.input if isinstance(call.run.input, Mapping) else {}
                 call.result = {
+                    **{name: given[name] for name in given if name not in _READ},
                     QUESTION: call.turn.question,
                     self.input_key or QUESTION: call.turn.question,
                     # A follow-up that could not be condensed keeps its history; the gate reports the error.

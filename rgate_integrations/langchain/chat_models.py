@@ -44,13 +44,12 @@ def as_runnable(value: Any, option: str) -> Runnable[Any, Any]:
         ConfigurationError: The value is none of these, but for example a string.
     """
     try:
-        runnable: Runnable[Any, Any] = coerce_to_runnable(value)
+        return coerce_to_runnable(value)
     except TypeError as error:
         raise ConfigurationError(
             f"{option} must be a runnable or a function, not an object of type {type(value).__name__}.",
             hint='Pass a chain or a chat model, such as ChatOpenAI(model="gpt-4o").',
         ) from error
-    return runnable
 
 
 def length_field(llm: Any) -> str | None:

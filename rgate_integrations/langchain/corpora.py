@@ -10,7 +10,7 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.config import ensure_config
-from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
+from langchain_core.runnables.utils import Input, Output
 
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
 from rgate_integrations.corpus.indexed import missing_passages, profile_index
@@ -60,11 +60,6 @@ class PerCorpus(FlowRunnable[Input, Output]):
         Args:
             results: What each runnable returned or raised, by the name of its corpus; the best corpus comes first.
         """
-
-    @property
-    def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The configurable fields of all parts."""
-        return get_unique_config_specs(spec for part in self.parts.values() for spec in part.config_specs)
 
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
         """Run each part on its share of a batch, and return the merged result of each input."""

@@ -144,9 +144,8 @@ class ChatDrafter(DraftWriter[GateCall]):
         If the batch as a whole raises an exception, that becomes the draft of all these calls.
         """
         calls = [call for call in calls if call.condense_error is None]
-        drafts: Sequence[Draft | Exception]
         try:
-            drafts = yield from self.write_drafts(calls)
+            drafts: Sequence[Draft | Exception] = yield from self.write_drafts(calls)
         except Exception as error:  # an LLM may raise anything
             if is_interrupt(error):
                 raise

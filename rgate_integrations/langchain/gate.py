@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, ClassVar, Self, Unpack
+from typing import Annotated, Any, ClassVar, Self, Unpack
 
 from langchain_core.documents import Document
 from langchain_core.messages import AnyMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import Other, RunnableLike
-from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
-from pydantic import Field, PrivateAttr, field_validator
+from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
@@ -20,12 +20,13 @@ from rgate_integrations.decision import Decision, Draft, Threshold, valid_count,
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.draft import generation_cost
 from rgate_integrations.langchain.bound_decision import (
     THRESHOLD_SPEC,
     bind_decision,
+    emit_decision_event,
     read_bound,
     read_threshold,
     search_config,
@@ -45,7 +46,7 @@ from rgate_integrations.langchain.corpora import (
 )
 from rgate_integrations.langchain.documents import fuse_documents
 from rgate_integrations.langchain.drafting import ChatDrafter, GateCall, condense_follow_ups
-from rgate_integrations.langchain.query_planner import QueryPlanner, emit_result
+from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run
@@ -442,24 +443,14 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
     run_type: ClassVar[str] = "retriever"
 
     retriever: Runnable[Any, Any]
-    gate: Any = Field(default=None, validate_default=True)
+    gate: Annotated[Any, BeforeValidator(as_gate_runnable)] = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
     known_message: str | Document | None = None
-
-    @field_validator("gate", mode="before")
-    @classmethod
-    def _coerce_gate(cls, gate: Any) -> Runnable[Any, Decision]:
-        return as_gate_runnable(gate)
 
     @property
     def InputType(self) -> Any:
         """A string, as for any retriever, so that ``as_tool`` works; messages and mappings are accepted, too."""
         return str
-
-    @property
-    def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The configurable fields of the gate and of the guarded retriever."""
-        return get_unique_config_specs([*self.gate.config_specs, *self.retriever.config_specs])
 
     def flow(self, runs: list[Run]) -> Flow[list[list[Document] | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch.
@@ -474,7 +465,13 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         decisions = yield BatchCall(self.gate, [single.input for single in runs], configs)
         calls = [GateCall(single) for single in runs]
         for call, decision in zip(calls, decisions, strict=True):
-            call.result = yield from emit_result(call.run, decision)
+            call.result = check_decision(decision)
+            if isinstance(call.result, Decision):
+                yield from emit_decision_event(call.result, call.run.child())
+                if not call.result.question.strip():
+                    call.result = InvalidQuestionError(
+                        "The question is empty.", hint="Pass at least one word."
+                    )
         decided = [call for call in calls if isinstance(call.result, Decision)]
         plans = yield from self.plan([call.result for call in decided])
         queries: list[str] = []

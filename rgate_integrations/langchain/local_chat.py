@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -95,8 +95,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
         **kwargs: Any,
     ) -> ChatResult:
         # Token by token, so that cancelling the call stops the model.
-        chunks: AsyncIterator[ChatGenerationChunk] = self._astream(messages, stop, run_manager, **kwargs)
-        return await agenerate_from_stream(chunks)
+        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
     def _stream(
         self,

@@ -118,9 +118,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return self._block_tool_call(request) or await handler(request)
 
     def _decide(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
-        decision: Any
         try:
-            decision = check_decision((yield Call(self.gate.invoke, self.gate.ainvoke, messages)))
+            decision: Any = check_decision((yield Call(self.gate.invoke, self.gate.ainvoke, messages)))
         except InvalidQuestionError as error:  # an agent may run without a question
             decision = fallback_decision(error)
         yield from emit_decision_event(decision)

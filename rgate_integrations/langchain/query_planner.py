@@ -11,9 +11,7 @@ from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
 from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import Decider
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.langchain.bound_decision import emit_decision_event
-from rgate_integrations.langchain.runnable import Run
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.flow import Flow
 
 
@@ -65,23 +63,3 @@ def check_decision(result: Any) -> Decision | Exception:
         f"The gate returned {type(result).__name__} instead of a Decision.",
         hint="Make it return a Decision, or pass a RetrievalGate or anything that RetrievalGate(gate=...) accepts.",
     )
-
-
-def emit_result(single: Run, result: Any) -> Flow[Any]:
-    """Emit a gate's decision about an input, see `emit_decision_event`, and return the decision.
-
-    For an empty question, an `InvalidQuestionError` is returned instead.
-
-    Args:
-        single: The input and its run.
-        result: What the gate returned for the input. If that is an exception, it is returned unchanged.
-
-    Raises:
-        ConfigurationError: The gate returned something other than a decision.
-    """
-    if isinstance(decision := check_decision(result), Exception):
-        return decision
-    yield from emit_decision_event(decision, single.child())
-    if decision.question.strip():
-        return decision
-    return InvalidQuestionError("The question is empty.", hint="Pass at least one word.")

@@ -54,8 +54,8 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
             value. In a list, the last human message is the question.
         input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` whose value is neither
             None nor blank. The earlier turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human
-            message there is the question. They may be messages, strings as in `Request.history`, or a transcript; any
-            other string counts as the assistant's.
+            message there is the question or has an answer. They may be messages, strings as in `Request.history`, or
+            a transcript; any other string counts as the assistant's.
 
     Raises:
         InvalidQuestionError: The input has no question.
@@ -65,6 +65,9 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     messages = _messages(value)
     for index in reversed(range(len(messages))):
         if isinstance(messages[index], HumanMessage):
+            # A message without text, such as an image, belongs to the user's message before it.
+            if index and not messages[index].text.strip() and isinstance(messages[index - 1], HumanMessage):
+                continue
             return UserTurn(encodable(messages[index].text), _turns(messages[:index]))
     raise InvalidQuestionError(
         "The messages include no human message.", hint="Add one: the last human message is the question."
@@ -97,12 +100,18 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
             # The gate must know that something came before, even in an unknown form.
             history = (AIMessage(str(earlier)),)
     elif key != "messages" and value.get("messages"):
-        # A graph's state often has both. If they differ, the question was rewritten to stand alone.
+        # A graph's state often has both.
         with contextlib.suppress(InvalidQuestionError):
-            last_turn = parse_question(value["messages"])
-            if last_turn.question.strip() == turn.question.strip():
-                history = last_turn.history
+            history = _turns_before(turn.question, _turns(_messages(value["messages"])))
     return UserTurn(turn.question, (*history, *turn.history))
+
+
+def _turns_before(question: str, turns: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
+    """Return the turns before a question; none if it is the last of them, rewritten to stand alone."""
+    asked = [index for index, turn in enumerate(turns) if isinstance(turn, HumanMessage)]
+    if asked and turns[asked[-1]].text.strip() == question.strip():
+        return turns[: asked[-1]]
+    return turns if turns and isinstance(turns[-1], AIMessage) else ()
 
 
 def _is_blank(value: Any) -> bool:

@@ -8,7 +8,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, Callba
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, run_in_executor
-from pydantic import ConfigDict, Field, SkipValidation
+from pydantic import Field, SkipValidation
 
 from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision
@@ -34,8 +34,6 @@ class IndexRetriever(BaseRetriever):
         ConfigurationError: Raised by a call: its ``k`` is below 1. Your own index may accept that.
         RGateError: Raised by a call: the model that embeds the query cannot be loaded.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     index: Retriever
     k: int = Field(default=4, ge=1)

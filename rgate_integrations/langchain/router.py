@@ -17,10 +17,8 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.utils import (
-    ConfigurableFieldSpec,
     Input,
     Output,
-    get_unique_config_specs,
 )
 from pydantic import PrivateAttr, SkipValidation
 
@@ -131,13 +129,6 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         self._direct_arm = DirectArm(self.direct)
         if self.strategy.searches_ahead:
             split_arm(self.retrieve)  # an unsuitable arm raises here, not in the first call
-
-    @property
-    def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The configurable fields of the gate and of both arms."""
-        return get_unique_config_specs(
-            [*self.gate.config_specs, *self.retrieve.config_specs, *self.direct.config_specs]
-        )
 
     @property
     def InputType(self) -> Any:

@@ -15,9 +15,10 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import get_config_list, patch_config
-from langchain_core.runnables.utils import Input, Output
+from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
 from pydantic import ConfigDict
 
+from rgate_integrations.langchain.chat_models import list_parts
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, is_interrupt, run
 
 
@@ -68,6 +69,11 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
     def is_lc_serializable(cls) -> bool:
         """Return True: ``langchain_core.load.dumpd`` writes its fields."""
         return True
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The configurable fields of all runnables in its own fields."""
+        return get_unique_config_specs(spec for part in list_parts(self) for spec in part.config_specs)
 
     @abstractmethod
     def flow(self, runs: list[Run]) -> Flow[Sequence[Output | Exception]]:

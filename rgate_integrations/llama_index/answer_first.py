@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -35,7 +36,7 @@ from rgate_integrations.answering.partial_answer import END, BufferedAnswer, Chu
 from rgate_integrations.llama_index.decider import copy_bundle
 from rgate_integrations.runtime.context import variable_set
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.records import TokenLogprobs, read_choice_logprobs, read_logprobs
+from rgate_integrations.runtime.records import read_choice_logprobs, read_logprobs
 from rgate_integrations.runtime.replies import get_field, read_reply
 
 
@@ -52,9 +53,9 @@ class EngineAnswer(BufferedAnswer):
     source: EngineStream
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, llm: LLM | None = None) -> None:
-        partial = PartialAnswer()
-        fallback = EngineStream(engine, bundle, partial) if getattr(llm, "logprobs", None) else None
-        super().__init__(partial, EngineStream(engine, bundle, partial), fallback)
+        answer = PartialAnswer()
+        fallback = EngineStream(engine, bundle, answer) if getattr(llm, "logprobs", None) else None
+        super().__init__(answer, EngineStream(engine, bundle, answer), fallback)
         self._llm = llm
 
     def read(self, chunk: Any) -> bool:
@@ -103,7 +104,7 @@ class EngineStream(ChunkStream):
     """
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: PartialAnswer) -> None:
-        super().__init__(self._ask, self._aask)
+        super().__init__(self._ask, self._aask, partial(variable_set, _active_stream, self))
         self.response: Any = None
         self._engine = engine
         self._bundle = copy_bundle(bundle)
@@ -111,16 +112,6 @@ class EngineStream(ChunkStream):
         self._kind: type[BaseEvent] | None = None
         # On first use and not at import, which should have no effects.
         listen(_Listener)
-
-    def next(self) -> Any:
-        """Return the next chunk, or `END`."""
-        with variable_set(_active_stream, self):
-            return super().next()
-
-    async def anext(self) -> Any:
-        """Await the next chunk, or `END`."""
-        with variable_set(_active_stream, self):
-            return await super().anext()
 
     def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
         """Record the metadata that the LLM sends with a chunk."""
@@ -137,7 +128,9 @@ class EngineStream(ChunkStream):
         for part in (get_field(response, "message"), get_field(choice, "delta")):
             answer.has_thoughts |= read_reply(part).thoughts is not None
         answer.set_response(get_field(raw, "id"))
-        answer.add_logprobs(_logprobs(response, choice))
+        # Each position is a list: the generated token, then other likely ones.
+        entries = [position[0] for position in response.logprobs or [] if position]
+        answer.add_logprobs(read_logprobs(entries) if entries else read_choice_logprobs(choice))
         reported = get_field(get_field(raw, "usage"), "prompt_tokens")
         prompt_tokens = reported or response.additional_kwargs.get("prompt_tokens") or 0
         answer.prompt_tokens = max(answer.prompt_tokens, prompt_tokens)
@@ -181,10 +174,6 @@ _lock = threading.Lock()
 class _Listener(BaseEventHandler):
     """Passes each event with a piece of an answer to the `EngineStream` that waits in the event's context."""
 
-    @classmethod
-    def class_name(cls) -> str:
-        return "RetrievalGateListener"
-
     def handle(self, event: BaseEvent, **options: Any) -> None:
         stream = _active_stream.get()
         if stream is not None and isinstance(event, LLMChatInProgressEvent | LLMCompletionInProgressEvent):
@@ -198,18 +187,6 @@ def listen(kind: type[BaseEventHandler | BaseSpanHandler[Any]]) -> None:
     with _lock:  # otherwise two threads could add it twice
         if not any(isinstance(handler, kind) for handler in handlers):
             handlers.append(kind())
-
-
-def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
-    """Return the log-probabilities of a streamed response.
-
-    Args:
-        response: LlamaIndex's response, whose field ``logprobs`` is read first.
-        choice: The first choice in the server's reply; None if the reply has no choices.
-    """
-    # Each position is a list: the generated token, then other likely ones.
-    entries = [position[0] for position in response.logprobs or [] if position]
-    return read_logprobs(entries) if entries else read_choice_logprobs(choice)
 
 
 def with_logprobs(llm: LLM) -> LLM | None:

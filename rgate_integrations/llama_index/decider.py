@@ -276,12 +276,10 @@ class Gated(PromptMixin):
         Raises:
             ConfigurationError: The threshold is not a finite number of at least 0.
         """
-        if threshold is not None:
-            valid_threshold(threshold)
         changed = copy(self)
         # A shallow copy, which shares gate, LLM and index.
         changed.decider = copy(self.decider)
-        changed.decider.threshold = threshold
+        changed.decider.threshold = None if threshold is None else valid_threshold(threshold)
         return changed
 
     def update_prompts(self, prompts_dict: PromptDictType) -> None:

@@ -199,14 +199,13 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         (routed,) = yield from call.route()
         decision = routed.decision
         engine = self.query_engine
-        response: RESPONSE_TYPE
         # Gated parts inside the engines reuse the decision.
         with self.decider.bind(decision, bundle):
             if not decision.retrieve:
                 answer = routed.answer
                 if not isinstance(answer, EngineAnswer):
                     answer = call.begin(call.inputs[0])
-                response = yield from answer.response(streaming=self.streaming)
+                response: RESPONSE_TYPE = yield from answer.response(streaming=self.streaming)
             elif routed.searched:
                 # The event that the engine's own method query emits.
                 payload: dict[str, Any] = {EventPayload.QUERY_STR: bundle.query_str}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Unpack
+from typing import Any, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.data_structs.data_structs import KG, IndexDict, IndexGraph, IndexList, KeywordTable
@@ -16,7 +16,6 @@ from llama_index.core.memory.types import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
-from pydantic import Field, SkipValidation
 
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, fuse_corpora
 from rgate_integrations.corpus.indexed import missing_passages, profile_index, profile_texts
@@ -207,12 +206,13 @@ class GatedRetriever(Gated, FlowRetriever):
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         """Decide, then search and postprocess; for a known question, return what `retrieve` does."""
-        nodes: list[NodeWithScore]
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
             return [] if self.known_message is None else _note(decision, self.known_message)
         with self.decider.bind(decision, bundle):
-            nodes = yield Call(self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle))
+            nodes: list[NodeWithScore] = yield Call(
+                self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle)
+            )
         # A new bundle for each, because a postprocessor may write into it.
         for processor in self.node_postprocessors:
             nodes = yield Call(
@@ -231,23 +231,14 @@ class _NoteMetadata(dict[str, Any]):
         return None
 
 
-class _Note(TextNode):
-    """A text node that keeps the class of its metadata, which validation would turn into a plain dict."""
-
-    metadata: Annotated[dict[str, Any], SkipValidation] = Field(
-        default_factory=_NoteMetadata, alias="extra_info"
-    )
-
-
 def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     """Return the nodes for a known question: one note, with the decision in its ``metadata["rgate"]``."""
     listen(_NoteListener)  # here, since an unpickled retriever was not constructed in this process
     metadata = _NoteMetadata(rgate=decision.model_dump(mode="json"), rgate_note=_MARK)
     keys = list(metadata)
-    note = _Note(
-        text=text, extra_info=metadata, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys
-    )
-    return [NodeWithScore(node=note, score=NOTE_SCORE)]
+    note = TextNode(text=text, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys)
+    # A copy is not validated, which would turn the metadata into a plain dict.
+    return [NodeWithScore(node=note.model_copy(update={"metadata": metadata}), score=NOTE_SCORE)]
 
 
 class _NoteListener(NullSpanHandler):
@@ -256,10 +247,6 @@ class _NoteListener(NullSpanHandler):
     LlamaIndex calls `span_exit` with the response of each synthesizer, and again with the response of each engine,
     which has a list of sources of its own.
     """
-
-    @classmethod
-    def class_name(cls) -> str:
-        return "RetrievalGateNoteListener"
 
     def span_exit(self, *arguments: Any, result: Any = None, **options: Any) -> None:
         sources = getattr(result, "source_nodes", None) or []

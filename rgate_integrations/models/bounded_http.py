@@ -76,11 +76,8 @@ def make_client(
             verify=_ssl_context(),
             trust_env=not _is_loopback(httpx.URL(url).host),
         )
-    except (
-        ImportError,
-        httpx.InvalidURL,
-        ValueError,
-    ):  # not chained, because these errors quote parts of the proxy server's login
+    except (ImportError, httpx.InvalidURL, ValueError):
+        # Not chained, because these errors quote parts of the proxy server's login.
         raise ConfigurationError(
             "The proxy settings in the environment (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY) cannot be used.",
             hint="In a proxy's URL, percent-encode the user name and the password: / is %2F, @ is %40, : is %3A. "

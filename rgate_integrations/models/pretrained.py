@@ -43,7 +43,7 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    with _load_errors(name), quiet():
+    with load_errors(f"The model {name!r}"), quiet():
         refuse_pickles(where)  # before transformers opens a file
         model = transformers.AutoModelForCausalLM.from_pretrained(
             where,
@@ -74,7 +74,7 @@ def load_tokenizer(name: str) -> Any:
     import transformers
 
     where = resolve_model(name)
-    with _load_errors(name), quiet():
+    with load_errors(f"The model {name!r}"), quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     if tokenizer.pad_token_id is None:  # any token will do, because padding is masked out
         tokenizer.pad_token = tokenizer.eos_token
@@ -82,16 +82,16 @@ def load_tokenizer(name: str) -> Any:
 
 
 @contextmanager
-def _load_errors(name: str) -> Iterator[None]:
-    """Convert errors of transformers inside the ``with`` block to a `ModelLoadError`."""
+def load_errors(
+    what: str,
+    hint: str = "Check the network and the free memory. Use a name from `rgate download`, or a folder or Hub id of a "
+    "causal language model that needs no code of its own: such code is never run.",
+) -> Iterator[None]:
+    """Convert errors of transformers inside the ``with`` block to a `ModelLoadError` about ``what``."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(
-            f"The model {name!r} could not be loaded: {first_line(error)}",
-            hint="Check the network and the free memory. Use a name from `rgate download`, or a folder or "
-            "Hub id of a causal language model that needs no code of its own: such code is never run.",
-        ) from error
+        raise ModelLoadError(f"{what} could not be loaded: {first_line(error)}", hint=hint) from error
 
 
 def load_adapter(model: Any, adapter: str, name: str) -> None:

@@ -98,9 +98,8 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
             hf_hub_download(
                 hub.repository, path, revision=hub.revision, local_dir=folder, endpoint=_endpoint()
             )
-        except (
-            Exception
-        ) as error:  # its class depends on huggingface_hub's version, which decides the HTTP library
+        except Exception as error:
+            # Its class depends on huggingface_hub's version, which decides the HTTP library.
             raise DownloadError(
                 f"{path} of {hub.repository} could not be fetched from the Hub: {error}",
                 hint="Check the network and HF_ENDPOINT, or use the package index: "

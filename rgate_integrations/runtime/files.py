@@ -232,12 +232,8 @@ def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
     Raises:
         OSError: The file cannot be read, is not a regular file, or has more than ``limit`` bytes.
     """
-    no_wait = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would otherwise wait for its other end
-    with open(expand(path), "rb", opener=lambda path, flags: os.open(path, flags | no_wait)) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, f"{os.path.basename(path)} is not a regular file")
-        if status.st_size > limit:
+    with open(expand(path), "rb", opener=_open_regular) as file:
+        if os.fstat(file.fileno()).st_size > limit:
             raise OSError(errno.EFBIG, f"{os.path.basename(path)} has more than {limit:,} bytes")
         return file.read(limit)
 
@@ -349,7 +345,7 @@ class JsonlLog:
         """Open the file for appending, and for reading its end."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return open(self.path, "a+b", buffering=0, opener=_open_private)  # unbuffered, so in one write
+            return open(self.path, "a+b", buffering=0, opener=_open_regular)  # unbuffered, so in one write
         except OSError as error:
             raise _write_error(self.path, error) from error
 
@@ -390,12 +386,13 @@ class JsonlLog:
         return len(last) if is_torn else 0
 
 
-def _open_private(path: str, flags: int) -> int:
+def _open_regular(path: str, flags: int) -> int:
     """Open a regular file, and return its descriptor; only the owner may read a new one. Devices raise `OSError`."""
-    descriptor = os.open(path, flags, 0o600)
+    no_wait = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would otherwise wait for its other end
+    descriptor = os.open(path, flags | no_wait, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file")
+        raise OSError(errno.EINVAL, f"{os.path.basename(path)} is not a regular file")
     return descriptor
 
 

@@ -177,8 +177,7 @@ class Task(Step):
 
     def drop(self) -> None:
         """Cancel the job if possible, or else ignore its result; an error is only logged."""
-        if not self.job.done():
-            cancel(self.job)
+        cancel(self.job)  # without effect if it is done
         self.job.add_done_callback(_log_failure)
 
 

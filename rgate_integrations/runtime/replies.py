@@ -115,10 +115,8 @@ def read_reply(message: Any) -> Reply:
         kind = get_field(block, "type") or get_field(block, "block_type")
         if kind in _THOUGHT_TYPES or get_field(block, "thought") is True:
             thoughts.append("".join(_texts(block)))
-        elif isinstance(block, str):
-            answers.append(block)
         else:
-            text = get_field(block, "text")
+            text = block if isinstance(block, str) else get_field(block, "text")
             answers.append(text if isinstance(text, str) else "")
     return Reply("".join(thoughts) if thoughts else None, "".join(answers))
 

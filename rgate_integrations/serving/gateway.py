@@ -254,14 +254,15 @@ class Gateway:
             return await self._searches[corpus].search(queries)
         except Exception as error:  # the retriever is the application's own code, and may raise anything
             what = f"The search of corpus {corpus!r} failed" if corpus else "The search failed"
-            self._log_failure(what, error, llm_request)
+            # The queries may have words of the upstream: a draft's claim, or a follow-up that it rewrote.
+            self._log_failure(what, error, llm_request, *queries)
             return []
 
-    def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest) -> None:
-        """Count an error, and log it without quoting the client's text."""
+    def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest, *private: str) -> None:
+        """Count an error, and log it without quoting the client's text or that of ``private``."""
         turn = llm_request.turn
         message = "".join(format_exception_only(error))  # works even if `str(error)` raises
-        _log.warning("%s: %s", what, redact(message, *turn.history, turn.question))
+        _log.warning("%s: %s", what, redact(message, *turn.history, turn.question, *private))
         self.service.metrics.errors.labels(type(error).__name__).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:
@@ -269,7 +270,7 @@ class Gateway:
         try:
             routed = await self._route(llm_request)
             # Tuning asks each question on its own, which is impossible for follow-ups.
-            if not llm_request.turn.history:
+            if not llm_request.follows_turns:
                 log.append([routed.decision.model_dump(mode="json", include=_LOGGED)])
         except Exception as error:
             self._log_failure("A decision was not logged", error, llm_request)

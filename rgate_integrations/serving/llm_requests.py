@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, OnErrorOmit, TypeAdapter
 from starlette.requests import Request
 
+from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.prompts import CONDENSE
 from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
 from rgate_integrations.runtime.text import encodable
@@ -190,6 +191,13 @@ class LLMRequest:
         if field != "messages" and isinstance(value, str) and value.strip() and not body.get("suffix"):
             return cls(request, content, body, field, part, None, UserTurn(encodable(value)))
         raise UndecidedError("no-question")
+
+    @property
+    def follows_turns(self) -> bool:
+        """Whether there are earlier turns (in the request, in the question itself, on the server), or it seems so."""
+        question, history = self.turn.question, self.turn.history
+        on_server = self.body.get("previous_response_id") or self.body.get("conversation")
+        return bool(history or on_server or split_transcript(question) or is_follow_up(question))
 
     @property
     def can_be_judged_early(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -20,7 +20,7 @@ from rgate_integrations.models.bounded_http import make_client
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_choice_logprobs
-from rgate_integrations.runtime.replies import read_reply
+from rgate_integrations.runtime.replies import read_reply, split_thoughts
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.serving.wire import problem
 
@@ -146,7 +146,8 @@ class Upstream:
                 if len(content) > _MAX_HELD_BYTES:
                     break
         try:
-            text = parse_json(content)["choices"][0]["message"]["content"].strip()
+            message = read_reply(parse_json(content)["choices"][0]["message"])
+            text = split_thoughts(message.answer).answer.strip()
         except (AttributeError, LookupError, TypeError, ValueError):
             text = ""
         if not text:
@@ -239,7 +240,7 @@ class UpstreamAnswer(BufferedAnswer):
         if data == b"[DONE]":
             self.partial.has_end = True
             return True
-        try:
+        with suppress(AttributeError, LookupError, TypeError, ValueError):  # another kind of event
             event = parse_json(data)
             choice = event["choices"][0]
             if choice.get("finish_reason"):
@@ -254,8 +255,6 @@ class UpstreamAnswer(BufferedAnswer):
             self.partial.model = str(event.get("model") or "")
             # Log-probabilities are present only if the client requested them; then every token has one.
             self.partial.add_logprobs(read_choice_logprobs(choice))
-        except (AttributeError, LookupError, TypeError, ValueError):
-            pass  # another kind of event
         return True
 
 

@@ -201,6 +201,7 @@ class Answers:
 
         Raises:
             ServerError: The server failed at the first call; or ten calls of one kind in a row, or all calls, failed.
+                The first and the latter do not count if these calls had failed in an earlier run.
             NoAnswerError: All answers of one kind of arm, at least three, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """
@@ -212,7 +213,9 @@ class Answers:
             arms = list(self.arms)
         jobs = self._plan_jobs(questions, arms)
         total = sum(len(batch) for *_, batch in jobs)
-        failures = 0
+        # Such a question says little about the server: it may be one that the LLM always refuses.
+        failed_before = frozenset(self._failed)
+        failures = new_failures = 0
         in_a_row: Counter[str] = Counter()
         cut_off: Counter[str] = Counter()
         for done, (arm, question, outcome, seconds) in enumerate(self._run_jobs(jobs, concurrency), start=1):
@@ -225,13 +228,16 @@ class Answers:
             if not isinstance(outcome, Exception):
                 in_a_row[kind] = 0
                 continue
+            is_new = (arm, question.key) not in failed_before
             failures += 1
+            new_failures += is_new
             in_a_row[kind] += 1
             cut_off[kind] += isinstance(outcome, NoAnswerError)
             if cut_off[kind] == STOP_IF_CUT_OFF:
                 self._check_answered(kind)
-            is_unusable = done == 1 and isinstance(outcome, ServerError)
-            if is_unusable or in_a_row[kind] == STOP_AFTER or failures == total:
+            is_unusable = done == 1 and is_new and isinstance(outcome, ServerError)
+            all_failed = failures == total and new_failures > 0
+            if is_unusable or all_failed or in_a_row[kind] == STOP_AFTER:
                 raise self._give_up(failures, outcome)
         if "direct" in arms:
             self._check_finished(self.arms["direct"])

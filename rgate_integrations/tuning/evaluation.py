@@ -89,11 +89,12 @@ def judge(
         Request(question.text, draft=recorded, popularity=question.popularity)
         for question, recorded in zip(questions, recorded_drafts(questions, draft), strict=True)
     ]
-    if not examples or any(example.rag_correct is None for example in examples):
-        without = next((example.question.text for example in examples if example.rag_correct is None), "")
-        problem = f"The question {without[:60]!r} has no label of its answer with retrieval."
+    unlabelled = [example.question.text for example in examples if example.rag_correct is None]
+    if unlabelled or not examples:
         raise DataFormatError(
-            problem if examples else "There are no questions.",
+            f"The question {unlabelled[0][:60]!r} has no label of its answer with retrieval."
+            if unlabelled
+            else "There are no questions.",
             hint="Read the questions with read_paired, from a file that labels both answers of each question.",
         )
     decider = resolve_gate(gate)

@@ -19,9 +19,8 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, needs_extra
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import ADAPTER, save_adapter
-from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
-from rgate_integrations.models.pretrained import quiet
+from rgate_integrations.models.pretrained import load_pretrained
 from rgate_integrations.runtime.files import check_output, expand, rename_folder, write_atomically
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.questions import DataFile, all_examples, check_labels
@@ -239,14 +238,8 @@ def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
 def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
     """Return the base model with a new adapter."""
     transformers.set_seed(seed)
-    with quiet():
-        base = transformers.AutoModelForCausalLM.from_pretrained(
-            resolve_model(model),
-            dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
+    # The trainer moves it to the device.
+    base = load_pretrained(model, "cpu", "bfloat16" if torch.cuda.is_available() else "float32")
     lora = LoraConfig(
         r=recipe.rank,
         lora_alpha=recipe.alpha,

@@ -184,11 +184,12 @@ class DataFile:
         Raises:
             DataFormatError: There are no examples.
         """
-        hint = "Add questions, or leave this file out."
-        if not examples and next(read_records(path), None) is None:
-            raise DataFormatError(f"{path} has no questions, because it is empty.", hint=hint)
         if not examples:
-            raise DataFormatError(f"{path} has no new questions: earlier files have them all.", hint=hint)
+            is_empty = next(read_records(path), None) is None
+            problem = (
+                "questions, because it is empty" if is_empty else "new questions: earlier files have them all"
+            )
+            raise DataFormatError(f"{path} has no {problem}.", hint="Add questions, or leave this file out.")
         return cls(path.name, hashlib.sha256(expand(path).read_bytes()).hexdigest(), tuple(examples))
 
     def as_provenance(self) -> dict[str, Any]:

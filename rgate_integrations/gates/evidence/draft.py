@@ -42,13 +42,11 @@ class DraftSpec(EvidenceSpec[Draft]):
         written = iter(self._write(replace(context, evidence=unwritten)) if unwritten else ())
         pieces = []
         for request in context.requests:
-            cost = Cost()
             if request.draft is None:
-                draft = next(written)
-                cost = generation_cost(draft)
+                draft = next(written)  # an LLM may write more than requested
+                pieces.append(Piece(draft.head(self.tokens), generation_cost(draft)))
             else:
-                draft = self._cut(request.draft, context)
-            pieces.append(Piece(draft.head(self.tokens), cost))  # an LLM may write more than requested
+                pieces.append(Piece(self._cut(request.draft, context).head(self.tokens)))
         return pieces
 
     def _cut(self, draft: Draft, context: Context) -> Draft:

@@ -119,6 +119,16 @@ def encoder_passes(specs: Sequence[EvidenceSpec[Any]]) -> list[RequestSpec]:
     return [spec for spec in expand_specs(specs) if isinstance(spec, RequestSpec) and spec.model == ENCODER]
 
 
+def encoder_pass(
+    specs: Sequence[EvidenceSpec[Any]], whole: tuple[PooledLayer, ...], segments: tuple[PooledLayer, ...]
+) -> RequestSpec:
+    """Return the first of the `encoder_passes` that pools these layers; without one, a new pass."""
+    for spec in encoder_passes(specs):
+        if {*whole} <= {*spec.whole} and {*segments} <= {*spec.segments}:
+            return spec
+    return RequestSpec(whole, segments, model=ENCODER)
+
+
 def _reading_cost(prompt_tokens: int) -> Cost:
     """Return the cost of one pass over a prompt, or no cost for 0 tokens.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
-from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_passes
-from rgate_integrations.models.encoder import ENCODER
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.arrays import Float32Array, unit
@@ -42,13 +40,6 @@ class VectorSpec(EvidenceSpec[RequestVectors]):
     """
 
     states: RequestSpec
-
-    @classmethod
-    def shared_with(cls, specs: Sequence[EvidenceSpec[object]]) -> VectorSpec:
-        """Return a spec that takes the vectors from the encoder pass of these specs; without one, from a new pass."""
-        own_pass = RequestSpec((VECTOR,), (VECTOR,), model=ENCODER)
-        passes = [spec for spec in encoder_passes(specs) if VECTOR in spec.whole and VECTOR in spec.segments]
-        return cls([*passes, own_pass][0])
 
     def compute(self, context: Context) -> list[Piece[RequestVectors]]:
         """Take the vectors from the encoder's states, and scale them to length 1."""
