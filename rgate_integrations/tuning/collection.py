@@ -200,8 +200,8 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The server failed at the first call; or ten calls of one kind in a row, or all calls, failed.
-                The first and the latter do not count if these calls had failed in an earlier run.
+            ServerError: Ten calls of one kind failed in a row. Or the first call or all calls failed, and not only
+                calls that an earlier run had made.
             NoAnswerError: All answers of one kind of arm, at least three, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """
@@ -213,31 +213,29 @@ class Answers:
             arms = list(self.arms)
         jobs = self._plan_jobs(questions, arms)
         total = sum(len(batch) for *_, batch in jobs)
-        # Such a question says little about the server: it may be one that the LLM always refuses.
-        failed_before = frozenset(self._failed)
+        failed_before = frozenset(self._failed)  # the LLM may always refuse them
         failures = new_failures = 0
         in_a_row: Counter[str] = Counter()
         cut_off: Counter[str] = Counter()
         for done, (arm, question, outcome, seconds) in enumerate(self._run_jobs(jobs, concurrency), start=1):
             line = _as_line(arm, question, outcome, seconds)
-            # Write to disk first, so that an answer that was paid for survives if the process is killed right after.
-            self._log.append([line])
+            self._log.append(
+                [line]
+            )  # first, so that an answer that was paid for survives if the process is killed
             self._load(Record(str(self._log.path), line))
             progress(label, done, total)
             kind = arm_kind(arm)
             if not isinstance(outcome, Exception):
                 in_a_row[kind] = 0
                 continue
-            is_new = (arm, question.key) not in failed_before
             failures += 1
-            new_failures += is_new
+            new_failures += (arm, question.key) not in failed_before
             in_a_row[kind] += 1
             cut_off[kind] += isinstance(outcome, NoAnswerError)
             if cut_off[kind] == STOP_IF_CUT_OFF:
                 self._check_answered(kind)
-            is_unusable = done == 1 and is_new and isinstance(outcome, ServerError)
-            all_failed = failures == total and new_failures > 0
-            if is_unusable or all_failed or in_a_row[kind] == STOP_AFTER:
+            all_failed = failures == total or (done == 1 and isinstance(outcome, ServerError))
+            if in_a_row[kind] == STOP_AFTER or (all_failed and new_failures):
                 raise self._give_up(failures, outcome)
         if "direct" in arms:
             self._check_finished(self.arms["direct"])
