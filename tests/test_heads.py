@@ -333,19 +333,21 @@ def test_further_layers_are_read_only_of_segments_in_context(tmp_path):
         assert decision.signals["task"] == pytest.approx(mean[0])
 
 
+OTHER_KINDS = {"kinds": KINDS[:2], "output": SEGMENTS.output[:2]}, {"kinds": KINDS[::-1]}
+
+
 @pytest.mark.parametrize(
-    "other", [{"kinds": KINDS[:2], "output": SEGMENTS.output[:2]}, {"kinds": KINDS[::-1]}]
+    ("name", "other", "said"),
+    [
+        *(("in_context", other, "different kinds") for other in OTHER_KINDS),
+        *(("together", other, "different kinds") for other in OTHER_KINDS),
+        ("together", {"layers": LAYERS[1:]}, "different layers"),
+    ],
 )
-@pytest.mark.parametrize("name", ["in_context", "together"])
-def test_heads_for_other_kinds_in_context_are_refused(name, other):
+def test_heads_for_other_kinds_or_layers_in_context_are_refused(name, other, said):
     heads = replace(HEADS, together=TOGETHER)
-    with pytest.raises(ValueError, match="different kinds"):
+    with pytest.raises(ValueError, match=said):
         replace(heads, **{name: replace(getattr(heads, name), **other)})
-
-
-def test_heads_for_other_layers_in_context_are_refused():
-    with pytest.raises(ValueError, match="different layers"):
-        replace(HEADS, together=replace(TOGETHER, layers=LAYERS[1:]))
 
 
 # --- attention -----------------------------------------------------------------------------------------------
