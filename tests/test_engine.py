@@ -65,7 +65,14 @@ HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
             ConfigurationError,
             "not True",
         ),
-        (lambda: load_gate("ik", timeout=True), ConfigurationError, "timeout"),
+        *(
+            (
+                partial(load_gate, "ik", timeout=timeout),
+                ConfigurationError,
+                "timeout must be a number of seconds",
+            )
+            for timeout in (True, 0, -1, math.nan, "soon")
+        ),
         (lambda: AnswerFirst(retrieve_below=True), ConfigurationError, None),
         (lambda: AnswerFirst(answer_above=float("nan")), ConfigurationError, None),
         (lambda: LookFirst(min_gain=True), ConfigurationError, None),

@@ -192,11 +192,14 @@ def test_states_that_are_no_numbers_or_of_another_model_retrieve(decide, fingerp
     assert fingerprint in decision.reason
 
 
-def test_heads_are_saved_whole(folder):
-    loaded = read_gate(folder)
-    assert loaded == HEADS
+@pytest.mark.parametrize("together", [None, TOGETHER])
+def test_heads_are_saved_whole(tmp_path, together):
+    heads = replace(HEADS, together=together)
+    loaded = read_gate(str(save_gate(heads, tmp_path / "g")))
+    assert loaded == heads
     assert loaded.facts.known_weight.tolist() == FACTS.known_weight.tolist()
     assert loaded.segments.hidden.tolist() == SEGMENTS.hidden.tolist()
+    assert not together or loaded.together.attention.tolist() == TOGETHER.attention.tolist()
 
 
 @pytest.mark.parametrize(
@@ -386,14 +389,6 @@ def test_a_head_compares_queries_with_keys():
     np.testing.assert_allclose(alike.logits(STATES, NO_LAYOUT), expected, atol=1e-3)
 
 
-def test_heads_that_judge_segments_together_are_saved(tmp_path):
-    heads = replace(HEADS, together=TOGETHER)
-    save_gate(heads, tmp_path / "g")
-    loaded = read_gate(str(tmp_path / "g"))
-    assert loaded == heads
-    assert loaded.together.attention.tolist() == TOGETHER.attention.tolist()
-
-
 def test_heads_saved_by_earlier_versions_are_read(folder):
     config = json.loads((Path(folder) / "gate.json").read_text())
     del config["together"]
@@ -407,8 +402,8 @@ def test_heads_saved_by_earlier_versions_are_read(folder):
 class Reader(FixedStates):
     """The model of the facts, which fails for one question, or cannot be loaded; it counts what it reads."""
 
-    def __init__(self, fails_for=""):
-        super().__init__({})
+    def __init__(self, fails_for="", states=KNOWN):
+        super().__init__(states)
         self.read, self.fails_for = [], fails_for
 
     def hidden(self, prompt, values, drafts, layers):
@@ -416,7 +411,7 @@ class Reader(FixedStates):
         self._called("hidden", values)
         if self.fails_for is None:
             raise ModelLoadError("no reader")
-        return [HiddenStates(np.array([KNOWN], np.float32), 3) for _ in values]
+        return [HiddenStates(np.array([self.states["q"]], np.float32), 3) for _ in values]
 
 
 @pytest.fixture
@@ -478,11 +473,7 @@ def test_where_the_reader_fails_only_facts_retrieve(with_reader, fails_for, erro
 
 @pytest.mark.parametrize("states", [(0, 0, 0), (math.nan, 0, 0, 0)])
 def test_states_of_another_reader_retrieve(with_reader, states):
-    class Other(Reader):
-        def hidden(self, prompt, values, drafts, layers):
-            return [HiddenStates(np.array([states], np.float32), 3) for _ in values]
-
-    thanks, fact = with_reader(Other(), {"Thanks": TASK, "Who wrote Hamlet": (0, 9, 0, 9)})
+    thanks, fact = with_reader(Reader(states=states), {"Thanks": TASK, "Who wrote Hamlet": (0, 9, 0, 9)})
     assert (thanks.retrieve, fact.retrieve, fact.error is None) == (False, True, False)
 
 
