@@ -359,19 +359,6 @@ def test_listeners_see_the_runs_of_a_released_answer_fail(call):
     assert "".join(shown.tokens) == "It is surely the one that "
 
 
-async def test_listeners_see_the_runs_end_of_a_released_answer_that_its_reader_leaves():
-    """Regression: they stayed open."""
-    writer, shown, awaiting = Writer(), OpenRuns(), OpenRuns()
-    router = routed(spoken(writer))
-    chunks = router.stream("a known one?", {"callbacks": [shown]})
-    awaited = router.astream("a known one?", {"callbacks": [awaiting]})
-    assert next(chunks) == await anext(awaited) == "It "
-    chunks.close()
-    await awaited.aclose()
-    assert shown.open == awaiting.open == set()
-    assert await nothing_left(lambda: writer.ended == ["closed", "closed"])
-
-
 HOOKED = ContextVar("hooked", default=None)
 register_configure_hook(HOOKED, inheritable=True)
 
@@ -454,14 +441,18 @@ async def test_streams_of_messages_and_events_show_the_answer_that_is_given(ques
 # --- leaving nothing behind ----------------------------------------------------------------------------------
 
 
-async def test_callers_who_leave_a_stream_close_it():
-    writer = Writer()
+@pytest.mark.parametrize("listens", [False, True], ids=["alone", "with listeners"])
+async def test_callers_who_leave_a_stream_close_it_and_listeners_see_its_runs_end(listens):
+    """Regression: the runs stayed open."""
+    writer, shown, awaiting = Writer(), OpenRuns(), OpenRuns()
     router = routed(spoken(writer))
-    chunks, awaited = router.stream("a known one?"), router.astream("a known one?")
+    chunks = router.stream("a known one?", {"callbacks": [shown] * listens})
+    awaited = router.astream("a known one?", {"callbacks": [awaiting] * listens})
     assert next(chunks) == await anext(awaited) == "It "
     chunks.close()
     assert writer.ended == ["closed"]
     await awaited.aclose()
+    assert shown.open == awaiting.open == set()
     assert await nothing_left(lambda: writer.ended == ["closed", "closed"])
 
 
