@@ -58,6 +58,7 @@ class Writer(BaseChatModel):
         ended: What became of each stream: "whole" or "closed".
         fails_at: Token before which it fails; None never.
         fails_for: What questions that it fails for have in them.
+        fails: Called with the arguments of each call; what it raises is the error of the call.
         pace: Called before each token with its number; what it returns is awaited.
     """
 
@@ -65,6 +66,7 @@ class Writer(BaseChatModel):
     ended: list = Field(default_factory=list)
     fails_at: int | None = None
     fails_for: str = ""
+    fails: Any = lambda kwargs: None
     pace: Any = lambda number: None
 
     @property
@@ -76,6 +78,7 @@ class Writer(BaseChatModel):
 
     def _tokens(self, messages, kwargs):
         self.calls.append(kwargs)
+        self.fails(kwargs)
         question = messages[-1].text
         for number, token in enumerate(answer_to(question).split(" ")):
             if number == self.fails_at and self.fails_for in question:
@@ -101,20 +104,13 @@ class Writer(BaseChatModel):
 
 
 class Knowing(Writer):
-    """A writer that can tell log-probabilities, and how many tokens it has read: 17.
-
-    Attributes:
-        refuses: Whether its server has no log-probabilities.
-    """
+    """A writer that can tell log-probabilities, and how many tokens it has read: 17."""
 
     logprobs: bool | None = None
-    refuses: bool = False
 
     def _message(self, number, token, kwargs):
         if "logprobs" not in kwargs:
             return super()._message(number, token, kwargs)
-        if self.refuses:
-            raise ValueError("unknown parameter logprobs")
         logprobs = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
         usage = UsageMetadata(input_tokens=17, output_tokens=1, total_tokens=18)
         return AIMessageChunk(f"{token} ", response_metadata={"logprobs": logprobs}, usage_metadata=usage)

@@ -5,6 +5,7 @@ import socket
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import ClassVar
 from unittest.mock import AsyncMock, patch
 
 from rgate_integrations import Decision
@@ -71,25 +72,28 @@ class Words:
 
     Attributes:
         asked: The requests of each call.
+        fields: More of each decision.
     """
 
     reads_history = reads_drafts = True
+    fields: ClassVar[dict] = {}
 
     def __init__(self):
         self.asked = []
 
     def decide_batch(self, requests):
         self.asked.append(requests)
-        decisions = []
-        for request in requests:
-            known = "known" in request.question and "unknown" not in request.question
-            decisions.append(
-                Decision(question=request.question, retrieve=not known, p_known=0.9 if known else 0.1)
-            )
-        return decisions
+        return list(map(self._decision, requests))
 
     async def adecide_batch(self, requests):
         return self.decide_batch(requests)
+
+    def _decision(self, request):
+        known = self.p_known(request)
+        return Decision(question=request.question, retrieve=known < 0.5, p_known=known, **self.fields)
+
+    def p_known(self, request):
+        return 0.9 if "known" in request.question and "unknown" not in request.question else 0.1
 
 
 class Blocking(Words):

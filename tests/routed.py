@@ -7,7 +7,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import CorpusRetriever, GatedQueryEngine
 from tests import llama_index_parts
-from tests.begun_answers import TEXT, EventRecorder, Librarian, Reader, Shelf, Writer, answer_to
+from tests.begun_answers import TEXT, EventRecorder, Knowing, Librarian, Reader, Shelf, answer_to
 from tests.langchain_fakes import SINGLES
 
 
@@ -20,18 +20,29 @@ class Side:
         answers: Whether the direct arm answers first.
         look: How what was found is judged; None not to look first.
         fails_at: Token before which the LLM fails.
+        writer: Other options of the LLM that writes: its pace, and what fails.
         names: Names of corpora, each with a shelf of its own whose text ends with the name; () for one without.
         **options: Of `AnswerFirst`.
     """
 
     def __init__(
-        self, *, judge=Reader, scores=None, answers=True, look=None, fails_at=None, names=(), **options
+        self,
+        *,
+        judge=Reader,
+        scores=None,
+        answers=True,
+        look=None,
+        fails_at=None,
+        writer=None,
+        names=(),
+        **options,
     ):
         self.judge = judge() if isinstance(judge, type) else judge
         self.screen = None if scores is None else (Librarian if names else Reader)(scores)
         options = {"tokens": 4, "question_gate": self.screen} | options
         self.names = names
-        self.make(AnswerFirst(**options) if answers else False, look or False, fails_at)
+        writes = {"fails_at": fails_at} | (writer or {})
+        self.make(AnswerFirst(**options) if answers else False, look or False, writes)
 
     @property
     def queries(self):
@@ -44,13 +55,15 @@ class LangChain(Side):
 
     way = "invoke"
 
-    def make(self, answer_first, look_first, fails_at):
-        self.shelf, self.writer, self.recorder = Shelf(), Writer(fails_at=fails_at), EventRecorder()
+    def make(self, answer_first, look_first, writes):
+        self.shelf, self.writer, self.recorder = Shelf(), Knowing(**writes), EventRecorder()
         self.shelves = {name: Shelf(texts=[f"{TEXT} {name}"]) for name in self.names}
         retrieve = {name: reading(shelf) for name, shelf in self.shelves.items()} or reading(self.shelf)
         self.router = RetrievalGate(self.judge).route(
             retrieve=retrieve,
-            direct=self.writer | StrOutputParser() if answer_first else RunnableLambda(answer_to),
+            direct=self.writer.bind(stop=None) | StrOutputParser()
+            if answer_first
+            else RunnableLambda(answer_to),
             answer_first=answer_first,
             look_first=look_first,
         )
@@ -60,6 +73,9 @@ class LangChain(Side):
         if threshold is not None:
             config["configurable"] = {"retrieval_threshold": threshold}
         return SINGLES[self.way](self.router, question, config).strip()
+
+    async def aask(self, question):
+        return (await self.router.ainvoke(question)).strip()
 
     @property
     def decision(self):
@@ -83,8 +99,8 @@ class LlamaIndex(Side):
 
     way = "query"
 
-    def make(self, answer_first, look_first, fails_at):
-        self.shelf, self.writer = llama_index_parts.Shelf(), llama_index_parts.Writer(fails_at=fails_at)
+    def make(self, answer_first, look_first, writes):
+        self.shelf, self.writer = llama_index_parts.Shelf(), llama_index_parts.Writer(**writes)
         self.shelves = {name: llama_index_parts.Shelf(f"{TEXT} {name}") for name in self.names}
         shelf = CorpusRetriever(self.shelves) if self.shelves else self.shelf
         streaming = "stream" in self.way
@@ -102,6 +118,9 @@ class LlamaIndex(Side):
         text, response = llama_index_parts.ask(engine, question, self.way)
         self.decision = response.metadata["rgate"]
         return text.strip()
+
+    async def aask(self, question):
+        return str(await self.engine.aquery(question))
 
 
 class LlamaIndexStream(LlamaIndex):

@@ -340,20 +340,23 @@ def test_the_gateway_searches_the_index_of_the_corpus(tmp_path, embedder_model, 
                 assert decided["decisions"][0]["corpus"] == name
 
 
-@pytest.mark.parametrize("indexes", [("a", "b"), ("a=x", "b"), ("a=x", "a=y")])
-def test_indexes_without_a_name_of_their_own_are_refused(indexes):
-    options = [part for index in indexes for part in ("--index", index)]
-    error = rgate("serve", "--upstream", "http://127.0.0.1:1", *options).exception
-    assert isinstance(error, ConfigurationError)
-    assert error.hint == "Name each: --index NAME=FOLDER."
+NAME_EACH = "Hint: Name each: --index NAME=FOLDER."
 
 
-def test_an_index_beside_a_retriever_is_refused():
-    """Regression: the retriever was ignored."""
-    options = ["--index", "folder", "--retriever", "module:search"]
-    error = rgate("serve", "--upstream", "http://127.0.0.1:1", *options).exception
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--index a --index b", NAME_EACH),
+        ("--index a=x --index b", NAME_EACH),
+        ("--index a=x --index a=y", NAME_EACH),
+        # Regression: the retriever was ignored.
+        ("--index folder --retriever module:search", "cannot be combined"),
+    ],
+)
+def test_indexes_without_a_name_of_their_own_or_beside_a_retriever_are_refused(options, said):
+    error = rgate("serve", "--upstream", "http://127.0.0.1:1", *options.split()).exception
     assert isinstance(error, ConfigurationError)
-    assert "cannot be combined" in str(error)
+    assert said in str(error)
 
 
 # --- evaluation and logs -------------------------------------------------------------------------------------------

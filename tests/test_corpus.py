@@ -214,40 +214,55 @@ def test_all_passages_of_a_search_count_even_if_it_finds_more_than_it_is_asked_f
     assert len(collect_passages(lambda query: [f"Passage {number}." for number in range(30)], 2)) == 30
 
 
-@pytest.mark.parametrize("results", [None, "text", {"answer": "text"}, [3], [SimpleNamespace(text=None)]])
-def test_a_search_that_returns_no_passages_is_refused(results):
-    with pytest.raises(ProfileError, match="TypeError"):
-        CorpusProfile.from_retriever(lambda query: results)
-
-
 from_retriever = partial(CorpusProfile.from_retriever, timeout=0.05)
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "error"),
+    ("make", "given", "error", "said"),
     [
-        (from_retriever, 3, ConfigurationError),
-        (from_retriever, lambda query: [], ProfileError),
-        (from_retriever, lambda query: 1 / 0, ProfileError),
-        (from_retriever, lambda query: time.sleep(1), ProfileError),
-        *((CorpusProfile.from_texts, texts, ProfileError) for texts in ([], ["", " \n"], [None], [b"bytes"])),
+        (from_retriever, 3, ConfigurationError, None),
+        (from_retriever, lambda query: [], ProfileError, None),
+        (from_retriever, lambda query: 1 / 0, ProfileError, None),
+        (from_retriever, lambda query: time.sleep(1), ProfileError, None),
+        *(
+            (CorpusProfile.from_retriever, lambda query, results=results: results, ProfileError, "TypeError")
+            for results in (None, "text", {"answer": "text"}, [3], [SimpleNamespace(text=None)])
+        ),
+        # Regression: nothing was said until the timeout, and then that no search found anything.
+        (
+            partial(CorpusProfile.from_retriever, timeout=PATIENCE),
+            lambda query: sys.exit("bye"),
+            ProfileError,
+            "SystemExit: bye",
+        ),
+        *(
+            (
+                partial(CorpusProfile.from_retriever, timeout=timeout),
+                lambda query: pytest.fail("searched"),
+                ConfigurationError,
+                "number of seconds above 0",
+            )
+            for timeout in ("2", 0, -1.0, math.nan)
+        ),
+        *(
+            (CorpusProfile.from_texts, texts, ProfileError, None)
+            for texts in ([], ["", " \n"], [None], [b"bytes"])
+        ),
+        # Regression: bare TypeErrors, another typed error, and one that quoted the whole text.
+        (CorpusProfile.from_texts, 3, ProfileError, "must be a string, not int.* Hint: "),
+        (CorpusProfile.from_texts, None, ProfileError, "must be a string, not NoneType.* Hint: "),
+        (CorpusProfile.load, "missing/..", ProfileError, "'missing/..' contains no profile.* Hint: "),
+        (
+            CorpusProfile.load,
+            "A passage. " * 99,
+            ProfileError,
+            "^'A passage[^']{,200} contains no profile.* Hint: ",
+        ),
     ],
 )
-def test_what_has_or_finds_no_passages_is_a_typed_error(make, given, error):
-    with pytest.raises(error):
+def test_what_has_or_finds_no_passages_is_a_typed_error(make, given, error, said):
+    with pytest.raises(error, match=said):
         make(given)
-
-
-@pytest.mark.parametrize("timeout", ["2", 0, -1.0, math.nan])
-def test_an_invalid_timeout_is_refused_before_any_search(timeout):
-    with pytest.raises(ConfigurationError, match="number of seconds above 0"):
-        CorpusProfile.from_retriever(lambda query: pytest.fail("searched"), timeout=timeout)
-
-
-def test_a_retriever_that_wants_to_end_the_process_is_a_typed_error():
-    """Regression: nothing was said until the timeout, and then that no search found anything."""
-    with pytest.raises(ProfileError, match="SystemExit: bye"):
-        CorpusProfile.from_retriever(lambda query: sys.exit("bye"), timeout=PATIENCE)
 
 
 def test_what_was_found_before_a_search_hung_is_enough(fake):
@@ -299,22 +314,6 @@ def test_a_damaged_profile_is_a_typed_error(fake, tmp_path, damage, message):
     damage(CorpusProfile.from_texts(LOGGER).save(tmp_path / "p"))
     with pytest.raises(ProfileError, match=message) as caught:
         load_gate("constant:always", corpus=tmp_path / "p")
-    assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: CorpusProfile.load("missing/.."), "'missing/..' contains no profile"),
-        (lambda: CorpusProfile.load("A passage. " * 99), "^'A passage[^']{,200} contains no profile"),
-        (lambda: CorpusProfile.from_texts(3), "must be a string, not int"),
-        (lambda: CorpusProfile.from_texts(None), "must be a string, not NoneType"),
-    ],
-)
-def test_what_is_neither_a_profile_nor_texts_is_a_typed_error(make, message):
-    """Regression: another typed error, one that quoted the whole text, and bare TypeErrors."""
-    with pytest.raises(ProfileError, match=message) as caught:
-        make()
     assert caught.value.hint
 
 

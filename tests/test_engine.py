@@ -65,14 +65,25 @@ HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
             ConfigurationError,
             "not True",
         ),
-        (lambda: load_gate("ik", timeout=True), ConfigurationError, "timeout"),
+        *(
+            (
+                partial(load_gate, "ik", timeout=timeout),
+                ConfigurationError,
+                "timeout must be a number of seconds",
+            )
+            for timeout in (True, 0, -1, math.nan, "soon")
+        ),
         (lambda: AnswerFirst(retrieve_below=True), ConfigurationError, None),
         (lambda: AnswerFirst(answer_above=float("nan")), ConfigurationError, None),
         (lambda: LookFirst(min_gain=True), ConfigurationError, None),
         (lambda: valid_count(True, "k"), ConfigurationError, None),
+        (lambda: load_gate("prompt", on_error="ignore"), ConfigurationError, "on_error"),
+        (lambda: load_gate("ik").with_options(tokenz=3), ConfigurationError, "are invalid: tokenz"),
+        (lambda: load_gate("ik").decide_batch("one string"), ConfigurationError, "list of questions"),
+        (lambda: load_gate("ik").decide_batch(Request(HAMLET)), ConfigurationError, "list of questions"),
     ],
 )
-def test_true_is_no_number(use, error, why):
+def test_options_are_checked_and_true_is_no_number(use, error, why):
     with pytest.raises(error, match=why):
         use()
 
@@ -193,20 +204,6 @@ def test_an_invalid_question_is_refused_and_the_others_are_decided(scripted, cal
 def test_lone_surrogates_do_not_break_json(scripted):
     decision = load_gate("ik", proxy=scripted).decide("who is \ud800 here?")
     assert Decision.model_validate_json(decision.model_dump_json()) == decision
-
-
-@pytest.mark.parametrize(
-    ("misuse", "why"),
-    [
-        (lambda gate: load_gate("prompt", on_error="ignore"), "on_error"),
-        (lambda gate: gate.with_options(tokenz=3), "are invalid: tokenz"),
-        (lambda gate: gate.decide_batch("one string"), "list of questions"),
-        (lambda gate: gate.decide_batch(Request(HAMLET)), "list of questions"),
-    ],
-)
-def test_options_of_the_engine_are_checked(misuse, why):
-    with pytest.raises(ConfigurationError, match=why):
-        misuse(load_gate("ik"))
 
 
 def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripted, monkeypatch, call):

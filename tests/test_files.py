@@ -56,20 +56,15 @@ def test_a_folder_does_not_replace_a_file_or_something_else(tmp_path):
         assert contents(write_folder(tmp_path / "empty", gate)) == gate
 
 
-def test_a_folder_below_the_home_is_found_where_it_was_written(tmp_path, monkeypatch):
-    """Regression: it was written below a folder that is called ``~``."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write_folder("~/mine", {"a": "content"})
-    assert (find_folder("~/mine") / "a").read_text() == "content"
-    assert os.listdir(tmp_path) == ["mine"]
-
-
-def test_a_file_below_the_home_is_found_where_it_was_written(tmp_path, monkeypatch):
-    """Regression: only folders were. A shell leaves the ``~`` in ``--out=~/gate``."""
+def test_what_is_below_the_home_is_found_where_it_was_written(tmp_path, monkeypatch):
+    """Regression: below a folder that is called ``~``. A shell leaves the ``~`` in ``--out=~/gate``."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(tmp_path)
+    write_folder("~/mine", {"a": "content"})
+    assert (find_folder("~/mine") / "a").read_text() == "content"
+    assert os.listdir(home) == ["mine"]
     write_atomically("~/a.jsonl", '{"a": 1}\n')
     with locked("~unknown/b"):  # not a home, so it is a name like any other
         JsonlLog("~/a.jsonl").append([{"a": 2}])
@@ -189,26 +184,6 @@ def test_a_log_goes_on_after_its_last_whole_line(tmp_path):
         assert log.values() == ROWS
 
 
-FOREIGN = {
-    "a note": b"all that I know, on one line",
-    "questions": b'{"question": "who?"}\n{"question": "what?"}',
-    "one question": b'{"question": "who?"}',
-    "weights": b"\x08\x00\x00\x00\x00\x00\x00\x00{}\n\xff\x00\x01tail",
-}
-
-
-@pytest.mark.parametrize("content", [pytest.param(value, id=name) for name, value in FOREIGN.items()])
-def test_opening_and_reading_a_file_that_is_no_log_changes_nothing(tmp_path, content):
-    """Regression: a typo in ``answers=`` emptied a file of one line, and cost others their last one."""
-    path = write_atomically(tmp_path / "mine", content)
-    with contextlib.suppress(DataFormatError):
-        JsonlLog(path).values()
-    assert path.read_bytes() == content
-    with pytest.raises(DataFormatError, match="cannot be continued"):
-        JsonlLog(path, keys=["p_known"]).append([{"p_known": 1}])
-    assert path.read_bytes() == content
-
-
 ONE, TWO = b'{"n": 1}\n', b'{"n": 2}\n'
 
 
@@ -246,12 +221,24 @@ def test_a_log_that_is_edited_between_two_appends_loses_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b'{"x', ONE + b"# ann was here", ONE + b'{"other": 1}', ONE + b"7", b"[]\n", b"x" * 300_000]
+    "content",
+    [
+        b"all that I know, on one line",
+        b'{"question": "who?"}\n{"question": "what?"}',
+        b'{"question": "who?"}',
+        b"\x08\x00\x00\x00\x00\x00\x00\x00{}\n\xff\x00\x01tail",
+        *(b'{"x', ONE + b"# ann was here", ONE + b'{"other": 1}', ONE + b"7", b"[]\n", b"x" * 300_000),
+    ],
+    ids=range(10),
 )
-def test_what_is_somebody_elses_is_not_cut(tmp_path, content):
-    path = write_atomically(tmp_path / "log.jsonl", content)
+def test_a_file_that_is_no_log_is_neither_changed_nor_cut(tmp_path, content):
+    """Regression: a typo in ``answers=`` emptied a file of one line, and cost others their last one."""
+    path = write_atomically(tmp_path / "mine", content)
+    with contextlib.suppress(DataFormatError):
+        JsonlLog(path).values()
+    assert path.read_bytes() == content
     with pytest.raises(DataFormatError, match="cannot be continued"):
-        JsonlLog(path, keys=["n"]).append([{"m": 3}])
+        JsonlLog(path, keys=["n"]).append([{"n": 3}])
     assert path.read_bytes() == content
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from rgate_integrations import Decision, load_gate
+from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.serving.gateway import Gateway
@@ -80,12 +80,8 @@ def gateway_headers(response):
 class Unsure(Words):
     """Is unsure about every question, so that each answer starts; one that contains "42" is known."""
 
-    def decide_batch(self, requests):
-        decisions = []
-        for request in requests:
-            p = 0.5 if request.draft is None else 0.9 * ("42" in request.draft.text)
-            decisions.append(Decision(question=request.question, retrieve=p < 0.5, p_known=p))
-        return decisions
+    def p_known(self, request):
+        return 0.5 if request.draft is None else 0.9 * ("42" in request.draft.text)
 
 
 # --- question -----------------------------------------------------------------------------------------------------

@@ -104,26 +104,26 @@ def test_no_more_passages_are_read_than_were_asked_for(look_first):
         assert "Hamlet 2" not in between.sent
 
 
-def test_an_id_may_be_anything_that_is_hashable():
-    """Regression: with the ids of a database, UUIDs, no search had passages."""
-    with gateway(Words(), shelf=Returns([[Hit(Passage(UUID(int=7), "a passage"), 1.0)]])) as between:
+def endless(queries, k):
+    while True:
+        yield iter(FOUND * 3)
+
+
+@pytest.mark.parametrize(
+    ("found", "sent"),
+    [
+        # Regression: with the ids of a database, UUIDs, no search had passages.
+        ([[Hit(Passage(UUID(int=7), "a passage"), 1.0)]], "a passage"),
+        # Some upstreams refuse the whole request.
+        ([[Hit(Passage("1", "cut \ud83d", title="\ude00"), 1.0)]], "[1] ?: cut ?"),
+        (endless, "[1] T: a passage"),  # three times the same
+    ],
+    ids=["an id that is hashable", "half of an emoji", "an endless list"],
+)
+def test_a_passage_is_read_whatever_it_comes_with(found, sent):
+    with gateway(Words(), shelf=Returns(found), k=2) as between:
         assert gateway_headers(between.ask())["passages"] == "1"
-
-
-def test_half_of_an_emoji_in_a_passage_is_replaced():
-    """Some upstreams refuse the whole request."""
-    with gateway(Words(), shelf=Returns([[Hit(Passage("1", "cut \ud83d", title="\ude00"), 1.0)]])) as between:
-        between.ask()
-        assert "[1] ?: cut ?" in between.sent
-
-
-def test_an_endless_list_of_hits_is_not_read_to_its_end():
-    def endless(queries, k):
-        while True:
-            yield iter(FOUND * 3)
-
-    with gateway(Words(), shelf=Returns(endless), k=2) as between:
-        assert gateway_headers(between.ask())["passages"] == "1"  # twice the same
+        assert sent in between.sent
 
 
 def test_the_log_has_the_error_on_one_line_without_the_question(caplog):
@@ -212,34 +212,26 @@ async def test_a_search_is_paused_after_three_late_ones_and_goes_on_when_one_is_
     assert [await search.search(["?"]) for _ in range(3)] == [[FOUND]] * 3
 
 
-async def test_no_more_threads_search_than_may_and_the_others_wait(hanging, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.serving.search_limits._THREADS", 2)
+@pytest.mark.parametrize(
+    ("threads", "callers", "leaver"),
+    [(2, 5, 4), (1, 2, 0)],
+    ids=["one that waits leaves", "one leaves whose search goes on"],
+)
+async def test_no_more_threads_search_than_may_and_the_others_wait(
+    hanging, monkeypatch, threads, callers, leaver
+):
+    monkeypatch.setattr("rgate_integrations.serving.search_limits._THREADS", threads)
     search = LimitedSearch(hanging, k=1, timeout=60)
-    waiting = [asyncio.ensure_future(search.search(["?"])) for _ in range(5)]
-    while hanging.threads < 2:
+    waiting = [asyncio.ensure_future(search.search(["?"])) for _ in range(callers)]
+    while hanging.threads < threads:
         await asyncio.sleep(0)
-    waiting.pop().cancel()
+    waiting.pop(leaver).cancel()
     for _ in range(100):
         await asyncio.sleep(0)
-    assert hanging.threads == 2
+    assert hanging.threads == threads, "who leaves frees no thread that still searches"
     hanging.may_return.set()
-    assert await asyncio.gather(*waiting) == [[FOUND]] * 4
-    assert hanging.threads == 4
-
-
-async def test_a_client_that_leaves_frees_no_thread_that_still_searches(hanging, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.serving.search_limits._THREADS", 1)
-    search = LimitedSearch(hanging, k=1, timeout=60)
-    left = asyncio.ensure_future(search.search(["?"]))
-    while hanging.threads < 1:
-        await asyncio.sleep(0)
-    left.cancel()
-    waiting = asyncio.ensure_future(search.search(["?"]))
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert hanging.threads == 1
-    hanging.may_return.set()
-    assert await waiting == [FOUND]
+    assert await asyncio.gather(*waiting) == [[FOUND]] * (callers - 1)
+    assert hanging.threads == (callers - 1 if leaver else callers)
 
 
 # --- other failures -----------------------------------------------------------------------------------------------

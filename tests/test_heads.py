@@ -192,11 +192,14 @@ def test_states_that_are_no_numbers_or_of_another_model_retrieve(decide, fingerp
     assert fingerprint in decision.reason
 
 
-def test_heads_are_saved_whole(folder):
-    loaded = read_gate(folder)
-    assert loaded == HEADS
+@pytest.mark.parametrize("together", [None, TOGETHER])
+def test_heads_are_saved_whole(tmp_path, together):
+    heads = replace(HEADS, together=together)
+    loaded = read_gate(str(save_gate(heads, tmp_path / "g")))
+    assert loaded == heads
     assert loaded.facts.known_weight.tolist() == FACTS.known_weight.tolist()
     assert loaded.segments.hidden.tolist() == SEGMENTS.hidden.tolist()
+    assert not together or loaded.together.attention.tolist() == TOGETHER.attention.tolist()
 
 
 @pytest.mark.parametrize(
@@ -333,19 +336,21 @@ def test_further_layers_are_read_only_of_segments_in_context(tmp_path):
         assert decision.signals["task"] == pytest.approx(mean[0])
 
 
+OTHER_KINDS = {"kinds": KINDS[:2], "output": SEGMENTS.output[:2]}, {"kinds": KINDS[::-1]}
+
+
 @pytest.mark.parametrize(
-    "other", [{"kinds": KINDS[:2], "output": SEGMENTS.output[:2]}, {"kinds": KINDS[::-1]}]
+    ("name", "other", "said"),
+    [
+        *(("in_context", other, "different kinds") for other in OTHER_KINDS),
+        *(("together", other, "different kinds") for other in OTHER_KINDS),
+        ("together", {"layers": LAYERS[1:]}, "different layers"),
+    ],
 )
-@pytest.mark.parametrize("name", ["in_context", "together"])
-def test_heads_for_other_kinds_in_context_are_refused(name, other):
+def test_heads_for_other_kinds_or_layers_in_context_are_refused(name, other, said):
     heads = replace(HEADS, together=TOGETHER)
-    with pytest.raises(ValueError, match="different kinds"):
+    with pytest.raises(ValueError, match=said):
         replace(heads, **{name: replace(getattr(heads, name), **other)})
-
-
-def test_heads_for_other_layers_in_context_are_refused():
-    with pytest.raises(ValueError, match="different layers"):
-        replace(HEADS, together=replace(TOGETHER, layers=LAYERS[1:]))
 
 
 # --- attention -----------------------------------------------------------------------------------------------
@@ -384,14 +389,6 @@ def test_a_head_compares_queries_with_keys():
     np.testing.assert_allclose(alike.logits(STATES, NO_LAYOUT), expected, atol=1e-3)
 
 
-def test_heads_that_judge_segments_together_are_saved(tmp_path):
-    heads = replace(HEADS, together=TOGETHER)
-    save_gate(heads, tmp_path / "g")
-    loaded = read_gate(str(tmp_path / "g"))
-    assert loaded == heads
-    assert loaded.together.attention.tolist() == TOGETHER.attention.tolist()
-
-
 def test_heads_saved_by_earlier_versions_are_read(folder):
     config = json.loads((Path(folder) / "gate.json").read_text())
     del config["together"]
@@ -405,8 +402,8 @@ def test_heads_saved_by_earlier_versions_are_read(folder):
 class Reader(FixedStates):
     """The model of the facts, which fails for one question, or cannot be loaded; it counts what it reads."""
 
-    def __init__(self, fails_for=""):
-        super().__init__({})
+    def __init__(self, fails_for="", states=KNOWN):
+        super().__init__(states)
         self.read, self.fails_for = [], fails_for
 
     def hidden(self, prompt, values, drafts, layers):
@@ -414,7 +411,7 @@ class Reader(FixedStates):
         self._called("hidden", values)
         if self.fails_for is None:
             raise ModelLoadError("no reader")
-        return [HiddenStates(np.array([KNOWN], np.float32), 3) for _ in values]
+        return [HiddenStates(np.array([self.states["q"]], np.float32), 3) for _ in values]
 
 
 @pytest.fixture
@@ -476,11 +473,7 @@ def test_where_the_reader_fails_only_facts_retrieve(with_reader, fails_for, erro
 
 @pytest.mark.parametrize("states", [(0, 0, 0), (math.nan, 0, 0, 0)])
 def test_states_of_another_reader_retrieve(with_reader, states):
-    class Other(Reader):
-        def hidden(self, prompt, values, drafts, layers):
-            return [HiddenStates(np.array([states], np.float32), 3) for _ in values]
-
-    thanks, fact = with_reader(Other(), {"Thanks": TASK, "Who wrote Hamlet": (0, 9, 0, 9)})
+    thanks, fact = with_reader(Reader(states=states), {"Thanks": TASK, "Who wrote Hamlet": (0, 9, 0, 9)})
     assert (thanks.retrieve, fact.retrieve, fact.error is None) == (False, True, False)
 
 

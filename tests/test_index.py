@@ -132,6 +132,13 @@ def test_wrong_arguments(index, call, error, says):
     assert_holds(index, passages())
 
 
+def test_an_embedder_with_too_few_vectors_for_the_queries(index):
+    """Regression: it raised a ValueError about zip()."""
+    index.embedder.spoil = lambda vectors: vectors[1:]
+    with pytest.raises(ConfigurationError, match=r"do not match 2 texts.*embedder must return"):
+        index.search(["z", "zz"])
+
+
 def test_deleting_replacing_and_adding_again(index):
     assert index.delete(["p0", "p3", "not there"]) == 2
     assert sorted(found(index, "ccc")) == ["p1", "p2", "p4"]
@@ -214,13 +221,6 @@ def test_an_embedder_that_fails_changes_nothing(spoil):
     assert caught.value.hint
     assert "secret" not in str(caught.value)
     assert_holds(index, passages())
-
-
-def test_an_embedder_with_too_few_vectors_for_the_queries(index):
-    """Regression: it raised a ValueError about zip()."""
-    index.embedder.spoil = lambda vectors: vectors[1:]
-    with pytest.raises(ConfigurationError, match=r"do not match 2 texts.*embedder must return"):
-        index.search(["z", "zz"])
 
 
 def ends_before(line, write, index):

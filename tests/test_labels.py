@@ -184,17 +184,18 @@ def test_a_label_is_the_share_of_samples_that_are_right(gold, said, share):
     assert (found.target.tolist(), found.known.tolist()) == ([pytest.approx(share)], [True])
 
 
-def test_labels_of_a_judge_need_one():
-    with pytest.raises(ConfigurationError, match="need a judge"):
-        label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), {}, {})]), "judge")
-
-
-def test_an_unknown_kind_of_label_is_named():
-    """Regression: labelled by agreement, with a description that raised a bare KeyError."""
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("judge", "need a judge"),
+        # Regression: labelled by agreement, with a description that raised a bare KeyError.
+        ("guess", "labels cannot be 'guess'.* Hint: Choose one of auto, gold, judge, agreement.$"),
+    ],
+)
+def test_a_kind_of_label_that_cannot_be_made_is_refused(kind, said):
     drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
-    with pytest.raises(ConfigurationError, match="labels cannot be 'guess'") as caught:
-        label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), drafts, {})]), "guess")
-    assert caught.value.hint == "Choose one of auto, gold, judge, agreement."
+    with pytest.raises(ConfigurationError, match=said):
+        label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), drafts, {})]), kind)
 
 
 def test_a_judge_that_judged_nothing_is_not_named():

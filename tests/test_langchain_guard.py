@@ -252,15 +252,25 @@ def test_any_runnable_from_question_to_decision_guards(search, gate):
     assert bool(configured) == (gate is DECIDERS[-1])
 
 
-def test_what_cannot_guard_or_be_guarded(search):
-    with pytest.raises(ConfigurationError, match="returned str"):
-        RetrievalGate(Judge()).guard(lambda query: f"about {query}").invoke("unknown?")
-    with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
-        GatedRetriever(retriever=search, gate=RunnableLambda(lambda q: True)).invoke("b")
-    with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
-        ClaimQueryRewriter(RunnableLambda(lambda q: True)).invoke("b")
-    with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
-        gate_node(RunnableLambda(lambda q: True)).invoke({"question": "b"})
+NO_DECISION = RunnableLambda(lambda question: True)
+IS_BOOL = "returned bool instead of a Decision"
+
+
+@pytest.mark.parametrize(
+    ("runnable", "value", "why"),
+    [
+        (RetrievalGate(Judge()).guard(lambda query: f"about {query}"), "unknown?", "returned str"),
+        (GatedRetriever(retriever=Search(), gate=NO_DECISION), "b", IS_BOOL),
+        (ClaimQueryRewriter(NO_DECISION), "b", IS_BOOL),
+        (gate_node(NO_DECISION), {"question": "b"}, IS_BOOL),
+    ],
+)
+def test_what_cannot_guard_or_be_guarded(runnable, value, why):
+    with pytest.raises(ConfigurationError, match=why):
+        runnable.invoke(value)
+
+
+def test_the_default_gate_guards(search):
     assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
 
 

@@ -100,11 +100,6 @@ def test_the_question_of_a_conversation():
     assert found["retrieval_decision"].override.reason == UNREAD
 
 
-def test_a_state_without_a_question_is_an_error():
-    with pytest.raises(InvalidQuestionError, match="no key"):
-        graph_of(Judge()).invoke({"path": ["start"]})
-
-
 def test_the_drawing_shows_both_ways():
     edges = {(edge.source, edge.target) for edge in graph_of(Judge()).get_graph().edges}
     assert {("gate", "search"), ("gate", "answer"), ("search", "answer")} <= edges
@@ -112,11 +107,27 @@ def test_the_drawing_shows_both_ways():
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"retrieval_decision": None}, {"retrieval_decision": {}}, Model(question="q")]
+    ("node", "states", "error", "said"),
+    [
+        (
+            route_edge(retrieve="a", direct="b"),
+            [{}, {"retrieval_decision": None}, {"retrieval_decision": {}}, Model(question="q")],
+            ConfigurationError,
+            "'retrieval_decision'",
+        ),
+        (
+            lambda state: graph_of(Judge()).invoke(state),
+            [{"path": ["start"]}],
+            InvalidQuestionError,
+            "no key",
+        ),
+    ],
+    ids=["an edge without a decision", "a graph without a question"],
 )
-def test_an_edge_without_a_decision_is_an_error(state):
-    with pytest.raises(ConfigurationError, match="'retrieval_decision'"):
-        route_edge(retrieve="a", direct="b")(state)
+def test_a_state_without_what_is_needed_is_an_error(node, states, error, said):
+    for state in states:
+        with pytest.raises(error, match=said):
+            node(state)
 
 
 def test_a_key_of_ones_own():

@@ -154,12 +154,19 @@ def test_a_tool_is_copied_and_pickled(write):
         assert (copied.tag, copied.partial_params) == ("mine", {"k": 1})  # regression: a TypeError, or lost
 
 
-@pytest.mark.parametrize("tool", [over(Shelf()), "docs"], ids=["engine", "name"])
-def test_an_engine_or_a_name_in_place_of_a_tool_is_refused(gate, tool):
-    """Regression: it had "no attribute '__name__'"."""
-    with pytest.raises(
-        ConfigurationError, match=r"cannot be used as a tool: .* QueryEngineTool\.from_defaults"
-    ):
+NO_TOOL = (
+    r"cannot be used as a tool: .* QueryEngineTool\.from_defaults"  # regression: "no attribute '__name__'"
+)
+DIRECT_TOOL = QueryEngineTool.from_defaults(over(Shelf()), return_direct=True)
+
+
+@pytest.mark.parametrize(
+    ("tool", "why"),
+    [(over(Shelf()), NO_TOOL), ("docs", NO_TOOL), (DIRECT_TOOL, r"goes to the user.*GatedQueryEngine")],
+    ids=["engine", "name", "tool that answers the user"],
+)
+def test_what_cannot_be_guarded_is_refused(gate, tool, why):
+    with pytest.raises(ConfigurationError, match=why):
         GatedTool(tool, gate)
 
 
@@ -209,9 +216,3 @@ def test_a_misspelt_argument_is_named(gate):
 def test_an_error_of_the_tool_is_the_tools(gate, call):
     with pytest.raises(TimeoutError, match="index gone"):
         call(guarded_search(Shelf(), gate), "call", "broken, and unknown")
-
-
-def test_a_tool_that_answers_the_user_cannot_be_guarded(gate):
-    tool = QueryEngineTool.from_defaults(over(Shelf()), return_direct=True)
-    with pytest.raises(ConfigurationError, match=r"goes to the user.*GatedQueryEngine"):
-        GatedTool(tool, gate)

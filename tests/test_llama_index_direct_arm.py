@@ -151,23 +151,25 @@ def test_a_prompt_or_an_engine_of_your_own(call):
         gated(inner, llm, direct=own, direct_prompt=prompt)
 
 
-def test_a_text_in_place_of_a_prompt_is_refused():
-    """Regression: the first known question failed, with an error of an event's fields."""
-    with pytest.raises(ConfigurationError, match=r"str cannot be used as a prompt: .* PromptTemplate\("):
-        gated(engine_over(Listener()), Listener(), direct_prompt="Say {query_str}")
+NO_QUESTION = r"direct_prompt= has no \{query_str\}.*PromptTemplate\("
 
 
 @pytest.mark.parametrize(
-    "prompt",
+    ("prompt", "why"),
     [
-        PromptTemplate("Answer in one sentence."),
-        PromptTemplate("Answer in one sentence: {question}"),
-        ChatPromptTemplate(message_templates=[ChatMessage(role="system", content=PERSONA)]),
+        # Regression: the LLM answered a prompt in which no question was.
+        (PromptTemplate("Answer in one sentence."), NO_QUESTION),
+        (PromptTemplate("Answer in one sentence: {question}"), NO_QUESTION),
+        (
+            ChatPromptTemplate(message_templates=[ChatMessage(role="system", content=PERSONA)]),
+            NO_QUESTION,
+        ),
+        # Regression: the first known question failed, with an error of an event's fields.
+        ("Say {query_str}", r"str cannot be used as a prompt: .* PromptTemplate\("),
     ],
 )
-def test_a_prompt_without_the_question_is_refused(prompt):
-    """Regression: the LLM answered a prompt in which no question was."""
-    with pytest.raises(ConfigurationError, match=r"direct_prompt= has no \{query_str\}.*PromptTemplate\("):
+def test_a_prompt_without_the_question_or_a_text_in_its_place_is_refused(prompt, why):
+    with pytest.raises(ConfigurationError, match=why):
         gated(engine_over(Listener()), Listener(), direct_prompt=prompt)
 
 

@@ -1,5 +1,6 @@
 """Adapters find the name of the LLM that answers by themselves, and the gate judges what that one knows."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -197,24 +198,29 @@ def test_a_gate_that_judges_no_llm_takes_no_name():
     assert RetrievalGate(own).route(retrieve=BIG, direct=BIG).gate.gate.gate is own
 
 
-@pytest.mark.parametrize("llm", ["gpt-4o", BIG, MockLLM()])
-@pytest.mark.parametrize("options", [(), ("ik",)])
-def test_an_llm_that_cannot_draft_is_refused_and_its_name_is_asked_for(llm, options):
-    """Regression: it was ignored, and another LLM was judged."""
-    with pytest.raises(ConfigurationError, match=r"llm= needs a method draft.*Hint: .*llm_name="):
-        load_gate(*options, llm=llm, **({"source": "llm"} if options else {}))
+CANNOT_DRAFT = (
+    r"llm= needs a method draft.*Hint: .*llm_name="  # regression: ignored, and another LLM was judged
+)
+NO_NAME = r"llm_name= must be a name, not \w+. Hint: .*llm="
 
 
-@pytest.mark.parametrize("make", [load_gate, RetrievalGate])
-def test_a_model_in_place_of_a_name_is_refused(make):
-    with pytest.raises(ConfigurationError, match=r"llm_name= must be a name, not \w+. Hint: .*llm="):
-        make(llm_name=BIG)
-
-
-@pytest.mark.parametrize("make", [RetrievalGate, RetrievalGateSelector])
-def test_an_llm_in_place_of_a_gate_is_refused_with_the_argument_for_it(make):
-    with pytest.raises(ConfigurationError, match="pass an LLM as llm="):
-        make(MockLLM())
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        *((partial(load_gate, llm=llm), CANNOT_DRAFT) for llm in ("gpt-4o", BIG, MockLLM())),
+        *(
+            (partial(load_gate, "ik", llm=llm, source="llm"), CANNOT_DRAFT)
+            for llm in ("gpt-4o", BIG, MockLLM())
+        ),
+        (partial(load_gate, llm_name=BIG), NO_NAME),
+        (partial(RetrievalGate, llm_name=BIG), NO_NAME),
+        (partial(RetrievalGate, MockLLM()), "pass an LLM as llm="),
+        (partial(RetrievalGateSelector, MockLLM()), "pass an LLM as llm="),
+    ],
+)
+def test_an_llm_in_the_wrong_place_is_refused_with_the_argument_for_it(make, why):
+    with pytest.raises(ConfigurationError, match=why):
+        make()
 
 
 def test_the_chat_model_that_drafts_or_answers_is_judged():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -171,9 +172,7 @@ def test_a_damaged_configuration_of_an_adapter_is_named(llm, tmp_path, config):
 
 
 def test_an_error_without_a_message_is_named_by_its_type(llm, monkeypatch):
-    def fail(*args, **kwargs):
-        raise NotImplementedError
-
+    fail = Mock(side_effect=NotImplementedError)
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fail)
     with pytest.raises(ModelLoadError, match="could not be loaded: NotImplementedError"):
         load(llm)

@@ -3,10 +3,11 @@
 import json
 import re
 from functools import partial
+from typing import ClassVar
 
 import pytest
 
-from rgate_integrations import Decision, load_gate
+from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, EvidenceError, NoAnswerError, ServerError
 from rgate_integrations.gates.folder import read_gate
@@ -190,15 +191,10 @@ def test_a_draft_is_of_the_answer(call, chat, provider, thinks):
 class ByQuestion(Words):
     """Judges questions, which are neither clear, and what an answer begins with."""
 
-    reads_drafts = True
+    fields: ClassVar = {"reason": "So."}
 
-    def decide_batch(self, requests):
-        self.asked.append(requests)
-        decisions = []
-        for request in requests:
-            p = 0.6 if "known" in request.question else 0.4
-            decisions.append(Decision(question=request.question, retrieve=p < 0.5, p_known=p, reason="So."))
-        return decisions
+    def p_known(self, request):
+        return 0.6 if "known" in request.question else 0.4
 
 
 @thinks

@@ -68,11 +68,6 @@ def test_it_finds_passages(make):
     ] * 2
 
 
-def test_an_object_that_searches_batches_is_one_already():
-    shelf = Shelf()
-    assert as_retriever(shelf) is shelf
-
-
 class Rich(Shelf):
     """A user's own class, with methods that have the names of the frameworks', but not their signatures."""
 
@@ -82,10 +77,11 @@ class Rich(Shelf):
     invoke = retrieve
 
 
-def test_what_else_such_an_object_can_do_does_not_matter():
+@pytest.mark.parametrize("kind", [Shelf, Rich])
+def test_an_object_that_searches_batches_is_one_already_whatever_else_it_can_do(kind):
     """Regression: its method ``retrieve`` or ``invoke`` was called with the query alone."""
-    rich = Rich()
-    assert as_retriever(rich) is rich
+    searches = kind()
+    assert as_retriever(searches) is searches
 
 
 class LangChainRetriever(BaseRetriever):

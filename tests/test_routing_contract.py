@@ -4,6 +4,7 @@ import asyncio
 import threading
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from langchain_core.runnables import RunnableGenerator
@@ -18,7 +19,19 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests import llama_index_parts
-from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Librarian, Reader, Shelf
+from tests.begun_answers import (
+    COVERED,
+    KNOWN,
+    LOOK,
+    TEXT,
+    UNSURE,
+    Broken,
+    Librarian,
+    Reader,
+    Shelf,
+    Stuck,
+    nothing_left,
+)
 from tests.patience import PATIENCE
 from tests.routed import SIDES, LangChain, LlamaIndex, reading
 
@@ -158,6 +171,49 @@ def test_a_follow_up_that_the_gate_does_not_read_is_never_answered_first(framewo
     assert TEXT in routed.ask("And where was he born?")
     assert routed.writer.calls == routed.judge.calls == []
     assert TEXT in framework().ask("And where was he born?")
+
+
+def test_log_probabilities_are_captured_and_what_the_llm_says_that_it_has_read(side):
+    routed = side()
+    assert routed.ask("a known one?") == KNOWN
+    ((draft,),) = routed.judge.drafts
+    assert [token.strip() for token in draft.tokens] == ["It", "is", "surely", "the"]
+    assert (draft.logprobs, draft.prompt_tokens) == ((0.0, -0.25, -0.5, -0.75), 17)
+    assert [sorted(options) for options in routed.writer.calls] == [["logprobs"]]
+    assert routed.writer.logprobs is None, "the user's own stays unchanged"
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "known", "calls", "without"),
+    [
+        (ValueError("unknown parameter logprobs"), 1, [True, True], [["logprobs"], [], []], [True, True]),
+        # Regression: a status 400 about one prompt turned log-probabilities off for good.
+        (
+            ValueError("400: unsupported length of the prompt"),
+            2,
+            [False, True],
+            [["logprobs"], [], ["logprobs"]],
+            [False],
+        ),
+    ],
+    ids=["log-probabilities", "a prompt in either form"],
+)
+def test_what_an_llm_refuses_is_asked_for_no_more_but_a_refused_prompt_changes_nothing(
+    side, error, times, known, calls, without
+):
+    routed = side(writer={"fails": Mock(side_effect=[*[error] * times, None, None])})
+    assert [routed.ask("a known one?") == KNOWN for _ in range(2)] == known
+    assert [sorted(options) for options in routed.writer.calls] == calls
+    assert [draft.logprobs is None for (draft,) in routed.judge.drafts] == without
+
+
+async def test_callers_write_side_by_side_and_those_who_are_cancelled_leave_nothing_behind(framework):
+    stuck, kinds = Stuck(), ["known", "unknown"]
+    routed = framework(writer={"pace": stuck})
+    found = await stuck.leave([routed.aask(f"{kinds[n % 2]} {n}") for n in range(100)], leaving=20)
+    assert [each == KNOWN for each in found] == [n % 2 == 0 for n in range(20, 100)]
+    assert await nothing_left(lambda: len(routed.writer.ended) == 100)
+    assert routed.writer.ended.count("whole") == 40
 
 
 def test_no_other_gate_screens_questions_for_one_of_the_users_own(framework):

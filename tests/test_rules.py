@@ -67,12 +67,6 @@ def test_a_function_sees_the_question_and_its_metadata_and_retrieves_where_it_fa
     assert (failed.retrieve, failed.warnings) == (True, (reason,))
 
 
-@pytest.mark.parametrize("rules", [[3], ["  "], [None], [["nested"]]])
-def test_what_is_no_rule_is_refused_at_once(rules):
-    with pytest.raises(ConfigurationError, match=r"always="):
-        load_gate("constant:never", always=rules)
-
-
 async def answers_later(question):
     return question == "hi"
 
@@ -86,13 +80,20 @@ class Later:
         return question == "hi"
 
 
+# Regression: what it returns is true whatever it finds, so each question was skipped.
+ANSWER_LATER = [answers_later, yields_later, Later(), Later().__call__, partial(answers_later)]
+
+
 @pytest.mark.parametrize(
-    "rule", [answers_later, yields_later, Later(), Later().__call__, partial(answers_later)]
+    ("rules", "why"),
+    [
+        *(({"always": rules}, r"always=") for rules in ([3], ["  "], [None], [["nested"]])),
+        *(({"never": rule}, r"never=.*plain function") for rule in ANSWER_LATER),
+    ],
 )
-def test_a_function_that_answers_later_is_refused_at_once(rule):
-    """Regression: what it returns is true whatever it finds, so each question was skipped."""
-    with pytest.raises(ConfigurationError, match=r"never=.*plain function"):
-        load_gate("constant:always", never=rule)
+def test_what_is_no_rule_or_answers_later_is_refused_at_once(rules, why):
+    with pytest.raises(ConfigurationError, match=why):
+        load_gate("constant:always", **rules)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine")

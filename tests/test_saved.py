@@ -104,17 +104,21 @@ def test_weights_that_are_no_tensors_are_refused(tmp_path, weights, why):
         read_gate(folder)
 
 
-def test_there_is_no_gate_there(tmp_path, monkeypatch):
-    with pytest.raises(ModelLoadError, match=r"is not a trained gate.*permission to read it"):
-        load_gate(str(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "error", "why"),
+    [
+        ("{folder}", ModelLoadError, r"is not a trained gate.*permission to read it"),
+        ("nobody/no-such-gate", ModelLoadError, "from the Hub"),
+        ("heads:{folder}/g", ModelLoadError, "method 'probe', so it cannot be loaded as 'heads'"),
+        # The hint says how a folder that is called like a gate is written.
+        ("tuned", ConfigurationError, r"artifact.* Hint: .*'\./tuned'"),
+    ],
+)
+def test_a_name_of_no_gate_or_of_another_one_is_refused(tmp_path, monkeypatch, name, error, why):
+    save_gate(PROBE, tmp_path / "g")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ModelLoadError, match="from the Hub"):
-        load_gate("nobody/no-such-gate")
-
-
-def test_a_gate_of_another_method_is_not_taken_for_this_one(tmp_path):
-    with pytest.raises(ModelLoadError, match="method 'probe', so it cannot be loaded as 'heads'"):
-        load_gate(f"heads:{save_gate(PROBE, tmp_path / 'g')}")
+    with pytest.raises(error, match=why):
+        load_gate(name.format(folder=tmp_path))
 
 
 # --- what a probe reads -----------------------------------------------------------------------------------------
@@ -187,12 +191,6 @@ def test_a_folder_that_is_named_like_a_gate_is_loaded_by_the_name_that_is_printe
     save_gate(saved_gate(load_gate("constant:never").gate, {}), Path(name))
     assert load_gate(gate_argument(name)).decide("who?").p_known == 1.0
     assert gate_argument(name) in (name, f"./{name}")
-
-
-def test_the_error_for_a_gate_that_needs_a_folder_says_how_a_folder_of_its_name_is_written():
-    with pytest.raises(ConfigurationError, match="artifact") as caught:
-        load_gate("tuned")
-    assert "'./tuned'" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -11,7 +12,6 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import Field
 
-from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
@@ -47,19 +47,11 @@ CLIENT = {"api_key": "none", "model": "m", "max_retries": 0}
 class ByQuestion(Words):
     """Is unsure about questions; it must not see a partial answer that consists of thoughts."""
 
-    reads_drafts = True
-    llm = f"m, {THINKING_OFF}"
+    fields: ClassVar = {"reason": "So.", "llm": f"m, {THINKING_OFF}"}
 
-    def decide_batch(self, requests):
-        decisions = []
-        for request in requests:
-            assert request.draft is None, f"thoughts were judged: {request.draft}"
-            p = 0.6 if "known" in request.question else 0.4
-            decisions.append(
-                Decision(question=request.question, retrieve=p < 0.5, p_known=p, reason="So.", llm=self.llm)
-            )
-        self.asked.append(requests)
-        return decisions
+    def p_known(self, request):
+        assert request.draft is None, f"thoughts were judged: {request.draft}"
+        return 0.6 if "known" in request.question else 0.4
 
 
 def upstreams(dialect):
@@ -106,9 +98,8 @@ def test_the_gateway_looks_at_each_request_anew():
     """Regression: after one answer with thoughts, no other answer started, whatever its model."""
 
     class Open(ByQuestion):
-        def decide_batch(self, requests):
-            self.asked.append(requests)
-            return [Decision(question=each.question, retrieve=False, p_known=0.6) for each in requests]
+        def p_known(self, request):
+            return 0.6
 
     upstream, gate = upstreams("reasoning_content")[0], Open()
     with (

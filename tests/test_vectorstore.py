@@ -64,24 +64,31 @@ def test_ids_may_be_whole_numbers_or_uuids_and_none_is_a_new_one(store):
     assert store.get_by_ids([0, name]) == []
 
 
-def test_a_single_string_is_neither_a_list_of_texts_nor_of_ids(store):
-    """Regression: `add_texts` stored each letter."""
-    for method in (store.get_by_ids, store.delete, store.add_texts, lambda x: store.add_texts(["a"], ids=x)):
-        with pytest.raises(ConfigurationError, match="must be in a list, but got the string 'a"):
-            method("a")
-    assert len(store.index) == 6
-
-
 def test_texts_replace_those_of_their_id_and_the_last_of_equal_ids_counts(store):
     assert store.add_texts(["ccc", "a", "b"], ids=["aaa", "same", "same"]) == ["aaa", "same", "same"]
     assert [d.page_content for d in store.get_by_ids(["aaa", "same"])] == ["ccc", "b"]
     assert len(store.index) == 7
 
 
-@pytest.mark.parametrize("wrong", [{"ids": ["x"]}, {"ids": list("xyz")}, {"metadatas": [{}]}])
-def test_what_does_not_match_is_refused(store, wrong):
-    with pytest.raises(ConfigurationError, match="there are 2 texts"):
-        store.add_texts(["a", "b"], **wrong)
+ONE_STRING = "must be in a list, but got the string 'a"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        # Regression: `add_texts` stored each letter.
+        (lambda store: store.get_by_ids("a"), ONE_STRING),
+        (lambda store: store.delete("a"), ONE_STRING),
+        (lambda store: store.add_texts("a"), ONE_STRING),
+        (lambda store: store.add_texts(["a"], ids="a"), ONE_STRING),
+        (lambda store: store.add_texts(["a", "b"], ids=["x"]), "there are 2 texts"),
+        (lambda store: store.add_texts(["a", "b"], ids=list("xyz")), "there are 2 texts"),
+        (lambda store: store.add_texts(["a", "b"], metadatas=[{}]), "there are 2 texts"),
+    ],
+)
+def test_a_single_string_or_lists_that_do_not_match_are_refused(store, call, said):
+    with pytest.raises(ConfigurationError, match=said):
+        call(store)
     assert len(store.index) == 6
 
 
