@@ -28,7 +28,7 @@ KNOWN = 0.5
 """P(the LLM knows the fact) in that loss."""
 TIMES = {"turns": 3, "mixtures": 2}
 """How often the requests of a source are used: those of turns are short, and depend on what was said before."""
-BIASES = {"always": 0.0, "if_known": 3.35, "never": 3.35}
+BIASES = {"always": 0.0, "if_known": 3.75, "never": 3.75}
 """Added to the logits of kinds, since errors differ in cost: a request that needs passages should not be skipped.
 The mean with the first head halves them, and the mean with the segment's own logits halves them again."""
 UNLABELLED = -1
