@@ -219,9 +219,8 @@ class Answers:
         cut_off: Counter[str] = Counter()
         for done, (arm, question, outcome, seconds) in enumerate(self._run_jobs(jobs, concurrency), start=1):
             line = _as_line(arm, question, outcome, seconds)
-            self._log.append(
-                [line]
-            )  # first, so that an answer that was paid for survives if the process is killed
+            # First, so that an answer that was paid for survives if the process is killed.
+            self._log.append([line])
             self._load(Record(str(self._log.path), line))
             progress(label, done, total)
             kind = arm_kind(arm)
