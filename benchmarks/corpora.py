@@ -20,7 +20,7 @@ import numpy as np
 from base import argument_parser, print_table, read_records
 from corpus_asking import show_asking
 from corpus_domains import SEED, Domain, Judged, judge, read_domains
-from corpus_sources import show_libraries, show_others, show_sources
+from corpus_sources import show_choice, show_libraries, show_others, show_sources
 from corpus_ways import COUNTS, show_ways
 from sklearn.linear_model import LogisticRegression
 from text_rows import TRAIN
@@ -36,7 +36,7 @@ from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.runtime.arrays import unit
 from rgate_integrations.tuning.evaluation import auc
 
-PARTS = ("domains", "gates", "asking", "sources", "libraries", "ways", "others")
+PARTS = ("domains", "gates", "asking", "sources", "chosen", "libraries", "ways", "others")
 DIRECTIONS, LANGUAGES = 256, 20
 NEEDLESS = ("task", "common", "thanks")
 KINDS = (*NEEDLESS, "particular", "private", "fresh", "obscure")
@@ -100,6 +100,8 @@ def measure(data: Path, parts: Sequence[str], llm_url: str | None) -> None:
         show_asking(domains, profiles, constants, unneeded)
     if "sources" in parts:
         show_sources(domains)
+    if "chosen" in parts:
+        show_choice(domains)
     if "libraries" in parts:
         show_libraries()
     if "ways" in parts:

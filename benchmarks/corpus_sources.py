@@ -6,8 +6,9 @@
 import random
 import time
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, permutations, product
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from corpus_domains import DOCSTRINGS, SEED, Domain, embed, read_docstrings
@@ -15,6 +16,7 @@ from corpus_ways import DESCRIPTIONS
 from templates import FOLDER, read_lines
 
 from rgate_integrations import CorpusProfile
+from rgate_integrations.corpus import profile as profile_module
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
 from rgate_integrations.models.encoder_proxy import EncoderProxy
@@ -28,6 +30,8 @@ DESCRIPTIONS_OF_ALL = DESCRIPTIONS | {
     "scipy": "API documentation of SciPy, a library for scientific computing: optimisation, signals, statistics.",
     "numpy": "API documentation of NumPy, a library for numeric arrays: shapes, types, random numbers, algebra.",
 }
+CLOSENESS = tuple(product((0.0, 0.1, 0.2, 0.3, 0.5), (0.0, 0.01, 0.02, 0.03, 0.05)))
+"""Values of NAME_CLOSENESS and TERM_CLOSENESS of a profile, to choose from."""
 Corpora = Mapping[str, tuple[Sequence[str], Sequence[str]]]
 """Passages and questions of each corpus, by its name."""
 
@@ -64,31 +68,39 @@ def read_libraries(file: str = "libraries.txt") -> dict[str, tuple[Sequence[str]
     return libraries
 
 
-def rank(corpora: Corpora) -> tuple[np.ndarray, np.ndarray]:
+def make_profiles(corpora: Corpora) -> list[CorpusProfile]:
+    """Return a profile of each corpus."""
+    return [CorpusProfile.from_texts(passages, name) for name, (passages, _) in corpora.items()]
+
+
+def rank(corpora: Corpora, profiles: Sequence[CorpusProfile]) -> tuple[np.ndarray, np.ndarray]:
     """Return the corpora ranked for each question, best first, and the index of the right one."""
-    profiles = [CorpusProfile.from_texts(passages, name) for name, (passages, _) in corpora.items()]
     questions = [question for _, corpus_questions in corpora.values() for question in corpus_questions]
     right = np.repeat(
         range(len(corpora)), [len(corpus_questions) for _, corpus_questions in corpora.values()]
     )
-    close = np.stack([profile.closeness(embed(questions)) for profile in profiles], axis=1)
+    close = np.stack([profile.closeness(embed(questions), questions) for profile in profiles], axis=1)
     return close.argsort(axis=1)[:, ::-1], right
 
 
 def show_sources(domains: Sequence[Domain]) -> None:
     """Print how often a profile picks the right corpus, and what a decision costs."""
     unlike, libraries = read_unlike(domains), read_libraries()
-    _report("six unlike", [rank(corpora) for corpora in unlike])
+    _report("six unlike", [rank(corpora, make_profiles(corpora)) for corpora in unlike])
     unasked = {name: (passages, []) for name, (passages, _) in libraries.items()}
     ten = [unlike[0] | libraries, unlike[1] | unasked]
-    _report("ten, four alike", [rank(corpora) for corpora in ten])
+    _report("ten, four alike", [rank(corpora, make_profiles(corpora)) for corpora in ten])
     pairs = []
     for half in unlike:
         for names in combinations(half, 2):
             pairs.append({name: half[name] for name in names})
     _report(
         "two of the six",
-        [rank(pair) for pair in pairs if any(corpus_questions for _, corpus_questions in pair.values())],
+        [
+            rank(pair, make_profiles(pair))
+            for pair in pairs
+            if any(corpus_questions for _, corpus_questions in pair.values())
+        ],
     )
     show_cost(list(unlike[0].values()))
 
@@ -96,13 +108,31 @@ def show_sources(domains: Sequence[Domain]) -> None:
 def show_libraries() -> None:
     """Print how often a profile picks the right one of four similar libraries, and the misses."""
     libraries = read_libraries()
-    order, right = rank(libraries)
+    order, right = rank(libraries, make_profiles(libraries))
     _report("four alike", [(order, right)])
     questions = [question for _, library_questions in libraries.values() for question in library_questions]
     names = list(libraries)
     for question, chosen, expected in zip(questions, order[:, 0], right, strict=True):
         if chosen != expected:
             print(f"  {names[expected]} -> {names[chosen]}: {question}")
+
+
+def show_choice(domains: Sequence[Domain]) -> None:
+    """Print how often a profile picks the right corpus if the ranking's constants are chosen on the other group."""
+    groups = {"six unlike": read_unlike(domains), "four alike": [read_libraries()]}
+    shares = {}
+    for group, parts in groups.items():
+        profiles = list(map(make_profiles, parts))
+        for constants in CLOSENESS:
+            name, term = constants
+            with patch.multiple(profile_module, NAME_CLOSENESS=name, TERM_CLOSENESS=term):
+                ranked = list(map(rank, parts, profiles))
+            shares[group, constants] = np.mean(
+                np.concatenate([order[:, 0] == right for order, right in ranked])
+            )
+    for group, other in permutations(groups):
+        chosen = max(CLOSENESS, key=lambda constants: shares[other, constants])
+        print(f"{group}, with {chosen}, chosen on {other}: right {shares[group, chosen]:.3f}")
 
 
 def _report(name: str, ranked: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
@@ -122,7 +152,7 @@ def show_cost(corpora: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
         middle = time.perf_counter()
         for profile in profiles:
             profile.p_covered(vector, [question])
-            profile.closeness(vector)
+            profile.closeness(vector, [question])
         reads.append(middle - start)
         covers.append(time.perf_counter() - middle)
     read, cover = 1000 * np.median(reads), 1000 * np.median(covers)
@@ -191,7 +221,7 @@ def _show_llm_selector(name: str, corpora: Corpora, llm_url: str) -> None:
         for row, (_, corpus_questions) in enumerate(corpora.values())
         for question in corpus_questions
     ]
-    order, _ = rank(corpora)
+    order, _ = rank(corpora, make_profiles(corpora))
     chosen = random.Random(SEED).sample(range(len(numbered)), LLM_QUESTIONS)
     hits, seconds = [], []
     for index in chosen:

@@ -418,7 +418,7 @@ def covering(p, name="docs", near=0.5, about=True):
     """A profile that covers everything with a probability."""
     profile = CorpusProfile(name, np.ones((1, 256), np.int8), Terms((), frozenset()), 0.0, 0.2)
     object.__setattr__(profile, "p_covered", lambda vectors, texts: np.full(len(texts), p))
-    object.__setattr__(profile, "closeness", lambda vectors: np.full(len(vectors), near))
+    object.__setattr__(profile, "closeness", lambda vectors, texts: np.full(len(texts), near))
     profile.__dict__["is_specific"] = about
     return profile
 
@@ -448,6 +448,20 @@ def test_the_table_of_decisions(p_covered, p_known, options, retrieve, outcome):
     assert (decision.retrieve, decision.outcome) == (retrieve, outcome)
     assert decision.p_covered == p_covered
     assert decision.corpus == ("docs" if retrieve else None)
+
+
+@pytest.mark.model
+def test_a_code_that_only_one_corpus_has_goes_there():
+    """Regression: the question was nearer to the other corpus, and its code did not count."""
+    pump = ["Fill the pump with oil.", "Clean its filter each month.", "E-4711: the oil is low. Add oil."]
+    boiler = [
+        "Press reset to clear a fault.",
+        "The display shows the boiler's pressure. If it shows a fault, wait.",
+    ]
+    corpora = [CorpusProfile.from_texts(pump, "pump"), CorpusProfile.from_texts(boiler, "boiler")]
+    gate = load_gate(corpus=corpora, on_error="raise")
+    assert gate.decide("The display shows a fault. What do I do?").corpora == ("boiler",)
+    assert gate.decide("The display shows fault E-4711. What do I do?").corpora == ("pump",)
 
 
 @pytest.mark.model

@@ -21,7 +21,7 @@ from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder
 from rgate_integrations.models.encoder_proxy import EncoderProxy
-from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import find_folder, json_text, parse_json, read_file, write_folder
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
@@ -38,6 +38,9 @@ SLOPE, MIDPOINT, NAME_LOGIT = 9.4, 0.59, 6.0
 
 z is the question's nearness, scaled: 0 at that of unrelated requests, 1 at that of the corpus's own sentences.
 Fitted by ``benchmarks/corpora.py``."""
+NAME_CLOSENESS, TERM_CLOSENESS = 0.2, 0.02
+"""What a name from the corpus adds to `CorpusProfile.closeness`, and what its telling words do: the latter times the
+natural log of one plus their number."""
 
 _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
@@ -217,16 +220,20 @@ class CorpusProfile:
         """
         return _mean_of_nearest(background().project_questions(vectors) @ self._vectors.T)
 
-    def closeness(self, vectors: Float32Array) -> Float64Array:
-        """Return the score by which corpora are ranked, shape (questions,): `nearness` minus half of ``baseline``.
+    def closeness(self, vectors: Float32Array, texts: Sequence[str]) -> Float64Array:
+        """Return the score by which corpora are ranked, shape (questions,).
 
-        A corpus about many things is nearer to every question, but also answers more of them. So only half is
-        subtracted.
+        It is `nearness` minus half of ``baseline``, plus a little for a name from the corpus and for its telling
+        words. A corpus about many things is nearer to every question, but also answers more of them. So only half
+        is subtracted.
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
+            texts: The questions.
         """
-        return self.nearness(vectors) - self.baseline / 2
+        terms = np.array([len(self.match_terms(text)) for text in texts])
+        worded = NAME_CLOSENESS * self._is_named(texts) + TERM_CLOSENESS * np.log1p(terms)
+        return self.nearness(vectors) - self.baseline / 2 + worded
 
     def p_covered(self, vectors: Float32Array, texts: Sequence[str]) -> Float64Array:
         """Return the probability, in [0, 1], that the corpus covers each question, shape (questions,).
@@ -236,9 +243,12 @@ class CorpusProfile:
             texts: The questions.
         """
         z = (self.nearness(vectors) - self.baseline) / self.margin
-        named = np.array([bool(self.match_names(text)) for text in texts])
-        logits = np.clip(SLOPE * (z - MIDPOINT) + NAME_LOGIT * named, -50, 50)
+        logits = np.clip(SLOPE * (z - MIDPOINT) + NAME_LOGIT * self._is_named(texts), -50, 50)
         return 1 / (1 + np.exp(-logits))
+
+    def _is_named(self, texts: Sequence[str]) -> BoolArray:
+        """Return whether each question contains a name from the corpus, shape (questions,)."""
+        return np.array([bool(self.match_names(text)) for text in texts])
 
     def judge(self, questions: str | Sequence[str]) -> Float64Array:
         """Return `p_covered` of one or several questions, shape (questions,), after embedding them.

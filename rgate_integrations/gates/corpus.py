@@ -211,7 +211,7 @@ class CorpusGate(Gate):
             vectors, texts = np.vstack([vectors, read.segments]), [*texts, *read.texts]
         coverages = []
         for profile in self.profiles:
-            covered, close = profile.p_covered(vectors, texts), profile.closeness(vectors)
+            covered, close = profile.p_covered(vectors, texts), profile.closeness(vectors, texts)
             row = int(covered.argmax())
             coverages.append(_Coverage(profile, float(covered[row]), float(close[row]), texts[row]))
         return sorted(coverages, key=lambda coverage: (coverage.p >= COVERED, coverage.close), reverse=True)
