@@ -305,7 +305,8 @@ class Request:
 
     Raises:
         InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
-        EvidenceError: The draft, history, metadata or popularity has the wrong type, or the history has NUL bytes.
+        EvidenceError: The draft, history, metadata or popularity has the wrong type, the popularity is NaN or below
+            0, or the history has NUL bytes.
         ConfigurationError: The threshold is not a finite number of at least 0, or the timeout is not above 0.
     """
 
@@ -327,8 +328,10 @@ class Request:
         if not isinstance(metadata, Mapping):
             raise EvidenceError(f"metadata must be a mapping, not {type(metadata).__name__}.")
         popularity = to_float(self.popularity)
-        if popularity is None and self.popularity is not None:
-            raise EvidenceError(f"popularity must be a number, not {reprlib.repr(self.popularity)}.")
+        if self.popularity is not None and not (popularity is not None and popularity >= 0):  # NaN neither
+            raise EvidenceError(
+                f"popularity must be a number of at least 0, not {reprlib.repr(self.popularity)}."
+            )
         checked = {
             "question": _valid_question(self.question),
             "history": _valid_history(self.history),

@@ -129,8 +129,8 @@ class OnlyQuestions:
         ),
         *(("draft", value, EvidenceError, "draft must be") for value in (5, Unprintable())),
         *(
-            ("popularity", value, EvidenceError, "must be a number")
-            for value in ("much", Unprintable(), 10**400)
+            ("popularity", value, EvidenceError, "must be a number of at least 0")
+            for value in ("much", Unprintable(), 10**400, math.nan, -1)
         ),
         ("metadata", "a text", EvidenceError, "must be a mapping"),
         *(

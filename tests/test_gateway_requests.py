@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.serving.llm_requests import UserTurn, parse_turn
 from rgate_integrations.serving.upstream import EventReader
 from tests.http_servers import Words, listening, serving_gateway
 from tests.scripted_upstream import ANSWER, ScriptedUpstream, Shelf, completion
@@ -350,3 +351,35 @@ def test_events_are_read_however_they_are_cut(end):
         for start in range(0, len(stream), size):
             events += reader.read(stream[start : start + size])
         assert events == [b"a\nb", b"c", b"[DONE]"]
+
+
+# --- long requests: the gateway's other clients wait while they are read -----------------------------------------
+
+FILLER = "Lines of a file.\n" * 10_000
+
+
+@pytest.mark.parametrize(
+    ("earlier", "searched"),
+    [
+        (f"When is it due?\n{FILLER}", "When is it due?"),
+        (f"{FILLER}When is it due?", "When is it due?"),
+        (f"{FILLER}When is it due?\n{FILLER}", FILLER[:400]),
+    ],
+    ids=["at the beginning", "at the end", "in the middle"],
+)
+def test_of_a_very_long_earlier_turn_the_ends_are_read(earlier, searched):
+    turn = UserTurn("And for adults?", (f"user: {earlier}", "assistant: On Monday."))
+    assert turn.search_text == f"{searched}\nAnd for adults?"
+
+
+def test_a_very_long_transcript_is_searched_as_it_is():
+    """Regression: splitting 12 MB into turns kept all other clients of the gateway waiting for two seconds."""
+    short, long = (f"User: Who?\nAI: {words}\nUser: And when is it due?" for words in ("He.", FILLER))
+    assert UserTurn(short).search_text == "Who?\nAnd when is it due?"
+    assert UserTurn(long).search_text == long
+
+
+def test_of_very_many_messages_the_last_thousand_are_read():
+    messages = [{"role": "user", "content": str(number)} for number in range(1_200)]
+    turn = parse_turn(messages, 1_199)
+    assert turn.history == tuple(f"user: {number}" for number in range(199, 1_199))

@@ -144,6 +144,7 @@ def test_any_file_is_read_or_named(name, kind, records, noise, at, tmp_path):
         ({"gold_answers": {"a": 1}}, "line 1: gold_answers is neither a string nor a list"),
         ({"gold_answers": [{"a": 1}]}, "line 1: gold_answers is neither a string nor a list"),
         ({"popularity": "much"}, "line 1: popularity is not a finite number"),
+        ({"popularity": -1}, "line 1: popularity is below 0"),
         ({"closed_book_logprobs": "abc"}, "line 1: closed_book_logprobs is not a list of log-probabilities"),
         (
             {"closed_book_logprobs": [0.9]},

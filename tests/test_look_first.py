@@ -268,6 +268,20 @@ def test_nothing_waits_for_a_search_only_if_no_passages_change_the_outcome(
     assert passages_cannot_help(made, look, direct_threshold=threshold) is cannot
 
 
+def test_a_decision_to_retrieve_asks_the_model_about_nothing_but_the_passages():
+    """Regression: the model was also asked whether the search was needed, which it always is."""
+    asked = []
+
+    class Counting(type(COVERED)):
+        def p_helps(self, p_contains, p_known):
+            asked.append(len(p_known))
+            return super().p_helps(p_contains, p_known)
+
+    look = LookFirst(model=Counting(**COVERED.model_dump()))
+    assert not passages_cannot_help(decision(0.3).with_retrieve(True), look)
+    assert asked == []
+
+
 OVERRIDES = {way: Override(retrieve=way, reason="A rule.") for way in (True, False)}
 
 
@@ -284,7 +298,7 @@ OVERRIDES = {way: Override(retrieve=way, reason="A rule.") for way in (True, Fal
         (0.96, 0.97, {}, False),
         (0.97, 0.97, {}, True),
         (0.0, 0.0, {}, False),
-        (1.0, 1.5, {}, False),
+        (1.0, 1.5, {}, True),  # regression: the LLM was asked, though a threshold above 1 always retrieves
         # What something else decides is clear.
         (0.5, 0.5, {"override": OVERRIDES[True]}, True),
         (0.99, 0.5, {"override": OVERRIDES[True]}, True),

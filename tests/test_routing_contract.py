@@ -393,6 +393,24 @@ def test_what_is_known_too_well_does_not_wait_for_passages(framework, monkeypatc
     assert (routed.decision["outcome"], routed.decision["p_helps"]) == ("direct", None)
 
 
+def test_what_is_clearly_known_is_answered_without_waiting_for_passages(framework, monkeypatch):
+    """Regression: with answer first, it waited for a search that could not change the decision."""
+    routed = framework(look=LOOK, scores={HELD: 0.99})
+    ended = never_ending(type(routed.shelf), monkeypatch)
+    assert TEXT not in routed.ask(HELD)
+    assert not ended.is_set()
+    ended.set()
+    assert (routed.decision["outcome"], routed.decision["p_helps"]) == ("direct", None)
+
+
+@pytest.mark.parametrize("look", [None, LOOK], ids=["answer first", "both"])
+def test_no_answer_is_begun_at_a_threshold_that_always_retrieves(framework, look):
+    """Regression: the LLM was asked for the beginning of an answer, which was then dropped."""
+    routed = framework(look=look, scores={HELD: 0.99})
+    assert TEXT in routed.ask(HELD, threshold=1.1)
+    assert routed.writer.calls == []
+
+
 @pytest.mark.parametrize("options", RULES.values(), ids=list(RULES))
 def test_what_a_rule_sends_to_the_retrieve_arm_is_searched_once(side, options):
     routed = side(look=LOOK, **options)

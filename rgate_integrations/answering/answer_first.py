@@ -30,7 +30,8 @@ class AnswerFirst(RoutingOptions):
 
     Attributes:
         tokens: Number of tokens to hold back and judge, at least 1.
-        retrieve_below: A question is clearly unknown if its P(known) is below this and below the threshold.
+        retrieve_below: A question is clearly unknown if its P(known) is below this and below the threshold, or
+            if the threshold is above 1.
         answer_above: A question is clearly known if its P(known) reaches this and the threshold.
         question_gate: Reads the question before the LLM is asked: a gate, or an argument for `load_gate`. A
             clearly unknown question goes to the retrieve arm without asking the LLM; the answer to a clearly
@@ -70,7 +71,7 @@ class AnswerFirst(RoutingOptions):
 def is_clear(decision: Decision, options: AnswerFirst) -> bool:
     """Return whether a question is clearly known or clearly unknown, so that no answer needs to be judged.
 
-    Always True after an override or a failure.
+    Always True after an override or a failure, and if the threshold is above 1, because that always retrieves.
 
     Args:
         decision: The decision by the question alone.
@@ -80,7 +81,7 @@ def is_clear(decision: Decision, options: AnswerFirst) -> bool:
         return True
     # A clear case must also be on the same side of the threshold.
     if decision.retrieve:
-        return decision.p_known < options.retrieve_below
+        return decision.p_known < options.retrieve_below or decision.threshold > 1
     return decision.p_known >= options.answer_above
 
 

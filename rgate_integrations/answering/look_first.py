@@ -148,10 +148,12 @@ def passages_cannot_help(
 
     P(helps) is linear in the probability that the passages contain the answer, so its extremes are enough.
     """
+    if decision.retrieve:
+        return False
     with suppress(Exception):  # the user's model may raise anything
         model = options.model or read_utility_model()
         extremes = model.p_helps(np.array([0.0, 1.0]), np.full(2, decision.p_known))
-        return not decision.retrieve and all(
+        return all(
             compare(decision, float(p), options, direct_threshold=direct_threshold).outcome == "direct"
             for p in extremes
         )

@@ -42,6 +42,9 @@ _STRUCTURED = frozenset(
 _MAX_REMARK_WORDS = 3
 # An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
 _MAX_EARLIER_CHARACTERS = 400
+# A message may have 16 million characters: reading them all would delay the gateway's other clients by seconds.
+_MAX_READ_CHARACTERS = 100_000
+_MAX_EARLIER_MESSAGES = 1_000
 
 
 @dataclass(frozen=True)
@@ -61,17 +64,21 @@ class UserTurn:
         """Text to search for: the user's previous turn, if there is one, and then the question.
 
         Earlier turns of a few words, such as "Try again.", are skipped if there are longer ones. A very long earlier
-        turn, such as a file that a coding client sends, is shortened to its questions, or else to its beginning. A
-        question that is a pasted transcript is split into its turns.
+        turn, such as a file that a coding client sends, is shortened to its questions, or else to its beginning; of
+        one with more than 100,000 characters, the middle is not read. A question that is a pasted transcript of at
+        most as many characters is split into its turns.
         """
         question, history = self.question, self.history
-        if not history:
+        if not history and len(question) <= _MAX_READ_CHARACTERS:
             question, history = split_transcript(question) or (question, history)
         earlier = [turn.removeprefix("user: ") for turn in history if turn.startswith("user: ")]
-        asking = [turn for turn in earlier if count_words(turn) > _MAX_REMARK_WORDS]
+        asking = [turn for turn in earlier if count_words(turn[:_MAX_EARLIER_CHARACTERS]) > _MAX_REMARK_WORDS]
         if not earlier:
             return question
         last = (asking or earlier)[-1]
+        if len(last) > _MAX_READ_CHARACTERS:
+            half = _MAX_READ_CHARACTERS // 2
+            last = f"{last[:half]}\n{last[-half:]}"
         if len(last) > _MAX_EARLIER_CHARACTERS:
             asked = " ".join(segment for segment in segments(last) if segment.endswith(QUESTION_MARKS))
             last = (asked or last)[:_MAX_EARLIER_CHARACTERS]
@@ -120,12 +127,12 @@ def parse_question(state: object) -> UserTurn | None:
 def parse_turn(messages: list[Any], index: int) -> UserTurn | None:
     """Return the question in ``messages[index]`` and the turns before it.
 
-    None if that message is not by the user, or has no text.
+    None if that message is not by the user, or has no text. Only the last 1,000 earlier messages are read.
     """
     last = _MESSAGES.validate_python([messages[index]])
     if not last or last[0].role != "user" or not last[0].text.strip():
         return None
-    earlier = _MESSAGES.validate_python(messages[:index])
+    earlier = _MESSAGES.validate_python(messages[max(0, index - _MAX_EARLIER_MESSAGES) : index])
     history = tuple(f"{message.role}: {message.text}" for message in earlier if message.text)
     return UserTurn(last[0].text, history)
 
@@ -194,9 +201,14 @@ class LLMRequest:
 
     @property
     def follows_turns(self) -> bool:
-        """Whether there are earlier turns (in the request, in the question itself, on the server), or it seems so."""
+        """Whether there are earlier turns (in the request, in the question itself, on the server), or it seems so.
+
+        A question of more than 100,000 characters is not read, and may have some.
+        """
         question, history = self.turn.question, self.turn.history
         on_server = self.body.get("previous_response_id") or self.body.get("conversation")
+        if len(question) > _MAX_READ_CHARACTERS:
+            return True
         return bool(history or on_server or split_transcript(question) or is_follow_up(question))
 
     @property

@@ -61,12 +61,15 @@ class Question:
 
         Raises:
             DataFormatError: The record has no question, the question has NUL bytes or only control characters, or a
-                field has the wrong type.
+                field has the wrong type, or the popularity is below 0.
         """
         asked = record.text("question")
         if "\0" in asked or not asked.strip():
             problem = "contains NUL bytes" if "\0" in asked else "has only control characters"
             raise record.error(f"question {problem}")
+        popularity = record.optional_number("popularity")
+        if popularity is not None and popularity < 0:
+            raise record.error("popularity is below 0")
         key = "gold_answers" if "gold_answers" in record.fields else "answer"
         draft = None
         text = record.optional_text("closed_book_text") or record.optional_text("closed_book_answer")
@@ -77,7 +80,7 @@ class Question:
             gold=tuple(filter(None, record.texts(key))),  # the texts are stripped
             id=record.optional_text("id"),
             dataset=record.optional_text("dataset") or dataset,
-            popularity=record.optional_number("popularity"),
+            popularity=popularity,
             context=record.optional_text("context"),
             draft=draft,
         )

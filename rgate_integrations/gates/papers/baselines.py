@@ -92,14 +92,12 @@ class PopularityGate(Gate):
         """Score ``popularity / (popularity + cutoff)``.
 
         Raises:
-            EvidenceError: The popularity is missing, NaN or below 0.
+            EvidenceError: The popularity is missing.
         """
         value = evidence.request.popularity
-        if value is None or not value >= 0:
+        if value is None:
             raise EvidenceError(
-                "This gate needs the popularity of the question's subject, such as its page views, but got none."
-                if value is None
-                else f"The popularity must be a number of at least 0, not {value}.",
+                "This gate needs the popularity of the question's subject, such as its page views, but got none.",
                 hint="Pass decide(question, popularity=...) or Request(question, popularity=...); in a data file, "
                 'write it as "popularity".',
             )
