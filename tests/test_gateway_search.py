@@ -145,6 +145,13 @@ def test_the_log_tells_no_word_of_a_follow_up_that_the_upstream_rewrote(caplog):
     assert line == "The search failed: ValueError: bad query Who … … …?"
 
 
+def test_the_log_names_the_type_of_an_error_without_its_module(caplog):
+    """Regression: the gateway's lines had the module, and those of the rest of the package did not."""
+    with gateway(Words(), Condensing([{"content": ""}]), condense=True) as between:
+        between.ask(messages=turns(LEAVE, "28.", SIGNS))
+    assert "A follow-up was not condensed: EvidenceError: The upstream should have" in caplog.text
+
+
 # --- searches that hang -------------------------------------------------------------------------------------------
 
 

@@ -105,6 +105,12 @@ def test_llms_that_write_drafts_and_quote(lines):
     assert "QuotingError: status 400" in lines()
 
 
+def test_an_llm_that_writes_nothing_is_logged_like_one_that_fails(lines):
+    llm = FakeListChatModel(responses=[""])
+    RetrievalGate(load_gate("ik", source="llm"), llm=llm).invoke(PRIVATE)
+    assert "The LLM wrote no draft: NoAnswerError: " in lines()
+
+
 def test_a_llama_index_llm_that_writes_drafts_and_quotes(lines):
     def fail(options):
         raise quote(PRIVATE)

@@ -65,13 +65,13 @@ class DraftWriter(ABC, Generic[_Prompt]):
         for prompt, answer in zip(prompts, answers, strict=True):
             if isinstance(answer, Exception):
                 draft: Draft | Exception = answer
-                message = redact(answer, *self.private_texts(prompt))
-                _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, message)
             else:
                 draft = self.read_draft(answer).head(self.tokens)
                 if not draft.text:
                     draft = no_answer(draft.non_answer, thinking=draft.is_cut_off)
-                    _log.warning("The LLM wrote no draft: %s", draft.message)
+            if isinstance(draft, Exception):
+                message = redact(draft, *self.private_texts(prompt))
+                _log.warning("The LLM wrote no draft: %s: %s", type(draft).__name__, message)
             drafts.append(draft)
         return drafts
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from traceback import format_exception_only
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -23,9 +22,9 @@ from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput
 from rgate_integrations.answering.strategy import Strategy
-from rgate_integrations.decision import Decision, valid_count
+from rgate_integrations.decision import Decision, Failure, valid_count
 from rgate_integrations.engine.decider import fallback_decision, read_item
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, RGateError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.prompts import format_passages, strip_control_tokens
@@ -260,10 +259,12 @@ class Gateway:
 
     def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest, *private: str) -> None:
         """Count an error, and log it without quoting the client's text or that of ``private``."""
-        turn = llm_request.turn
-        message = "".join(format_exception_only(error))  # works even if `str(error)` raises
-        _log.warning("%s: %s", what, redact(message, *turn.history, turn.question, *private))
-        self.service.metrics.errors.labels(type(error).__name__).inc()
+        turn, failure = llm_request.turn, Failure.from_error(error)
+        message = redact(
+            RGateError(failure.message, hint=failure.hint), *turn.history, turn.question, *private
+        )
+        _log.warning("%s: %s: %s", what, failure.type, message)
+        self.service.metrics.errors.labels(failure.type).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:
         """Decide while the upstream answers; log the decision unless it is on a follow-up. Never raises."""
