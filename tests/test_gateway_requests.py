@@ -369,14 +369,14 @@ FILLER = "Lines of a file.\n" * 10_000
 )
 def test_of_a_very_long_earlier_turn_the_ends_are_read(earlier, searched):
     turn = UserTurn("And for adults?", (f"user: {earlier}", "assistant: On Monday."))
-    assert turn.search_text == f"{searched}\nAnd for adults?"
+    assert turn.search_texts == [f"{searched}\nAnd for adults?"]
 
 
 def test_a_very_long_transcript_is_searched_as_it_is():
     """Regression: splitting 12 MB into turns kept all other clients of the gateway waiting for two seconds."""
     short, long = (f"User: Who?\nAI: {words}\nUser: And when is it due?" for words in ("He.", FILLER))
-    assert UserTurn(short).search_text == "Who?\nAnd when is it due?"
-    assert UserTurn(long).search_text == long
+    assert UserTurn(short).search_texts == ["Who?\nAnd when is it due?"]
+    assert UserTurn(long).search_texts == [long]
 
 
 def test_of_very_many_messages_the_last_thousand_are_read():

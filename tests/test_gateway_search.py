@@ -289,6 +289,14 @@ def test_a_follow_up_is_searched_for_with_what_it_follows_on(messages, query):
         assert between.shelf.queries == [query]
 
 
+def test_a_question_that_may_stand_alone_is_searched_for_alone_and_after_the_earlier_turn():
+    """Regression: the earlier question pushed a new one's passages out."""
+    new = "Where do visitors park on Sundays?"
+    with gateway(Words()) as between:
+        between.ask(messages=turns(LEAVE, "28.", new))
+        assert between.shelf.queries == [new, f"{LEAVE}\n{new}"]
+
+
 class Condensing(ScriptedUpstream):
     """Answers a request of the gateway's own, which has one message, with a question."""
 

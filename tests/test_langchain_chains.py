@@ -39,7 +39,7 @@ def test_the_prompts_are_those_of_the_command_line(judge):
     assert chain.invoke({"question": "unknown?", "chat_history": EARLIER}) == (
         "System: Answer the question briefly, using the passages where they help.\n"
         "Human: Who wrote Hamlet?\nAI: Shakespeare.\n"
-        "Human: [1] about unknown?\n\n[2] shared\n\nQuestion: unknown?"
+        "Human: [1] about Who wrote Hamlet?\nunknown?\n\n[2] shared\n\nQuestion: unknown?"
     )
     assert (
         chain.invoke("known {braces}?")

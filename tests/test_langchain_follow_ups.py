@@ -21,10 +21,10 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, gated_rag
 from rgate_integrations.langchain.gate import CONDENSE_FAILED
 from tests.begun_answers import LOOK, TurnReader
-from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, each
+from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 TURNS = [*EARLIER, HumanMessage("And when?")]
@@ -254,3 +254,55 @@ def test_the_draft_sees_the_history():
     assert [m.text for m in llm.prompts[0]][1:] == ["Who wrote Hamlet?", "Shakespeare.", "And when?"]
     assert (decision.retrieve, decision.override.reason) == (True, UNREAD), "a partial answer sounds sure"
     assert decision.draft is not None, "it says what to search for"
+
+
+# --- what is searched for -----------------------------------------------------------------------------------------
+
+LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
+NEW = "What is unknown about Ophelia?"
+SEARCHED = {
+    "a follow-up": ("And when is it unknown?", ["Who wrote Hamlet?\nAnd when is it unknown?"]),
+    "a retry": ("Unknown! Try again.", ["Who wrote Hamlet?\nUnknown! Try again."]),
+    "a question that may stand alone": (NEW, [NEW, f"Who wrote Hamlet?\n{NEW}"]),
+}
+
+
+@each(INVOKES)
+@pytest.mark.parametrize(("question", "searched"), SEARCHED.values(), ids=SEARCHED)
+@pytest.mark.parametrize("kind", ["guard", "gated_rag", "look first", "queries"])
+def test_a_follow_up_is_searched_for_with_what_it_follows_on(kind, question, searched, call):
+    """Regression: the gate read the earlier turns, but only the last message was searched for."""
+    search, gate = Search(), RetrievalGate(Judge())
+    chains = {
+        "guard": gate.guard(search),
+        "gated_rag": gated_rag(search, LLM, gate=gate),
+        "look first": gated_rag(search, LLM, gate=gate, look_first=True),
+        "queries": ClaimQueryRewriter(gate),
+    }
+    found = call(chains[kind], [*EARLIER, HumanMessage(question)])
+    if kind == "queries":
+        assert found == searched
+        return
+    assert search.queries == searched
+    first, *others = [f"about {text}" for text in searched]
+    if kind == "guard":
+        # No more documents than for one text: what both found, and the best of the first.
+        assert {document.page_content for document in found} == {"shared", first}
+    else:
+        assert first in found
+        assert not any(other in found for other in others)
+
+
+def test_a_condensed_follow_up_is_searched_for_alone():
+    search = Search()
+    gate = RetrievalGate(Judge(), condense=lambda messages: "Is it unknown when?")
+    assert gate.guard(search).invoke(TURNS)
+    assert gated_rag(search, LLM, gate=gate).invoke(TURNS)
+    assert search.queries == ["Is it unknown when?"] * 2
+
+
+def test_a_guard_with_one_query_searches_for_the_follow_up_in_its_context():
+    search = Search()
+    guard = RetrievalGate(Judge()).guard(search, max_queries=1)
+    guard.invoke([*EARLIER, HumanMessage(NEW)])
+    assert search.queries == [f"Who wrote Hamlet?\n{NEW}"]

@@ -5,8 +5,8 @@ A rewriter turns question and draft into claims, and a gate may drop those that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice, repeat
 
 from rgate_integrations.answering.claims import Claim
 from rgate_integrations.answering.rewriting import Rewriter, rewrite_by_sentence
@@ -14,6 +14,7 @@ from rgate_integrations.decision import Decision, Draft, Frozen, Request, Text
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
+from rgate_integrations.engine.search_texts import list_search_texts
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.flow import Call, Flow, run
 from rgate_integrations.runtime.text import normalise
@@ -113,13 +114,18 @@ def plan_queries(
 def plan_queries_flow(
     decisions: Sequence[Decision],
     *,
+    histories: Iterable[Sequence[str]] = repeat(()),
     gate: Decider | None = None,
     threshold: float | None = None,
     rewriter: Rewriter | None = None,
     always_include_question: bool = True,
     max_queries: int = 6,
 ) -> Flow[list[QueryPlan]]:
-    """Return what `plan_queries` returns, as a `Flow`: for other flows or, with `arun`, for an event loop."""
+    """Return what `plan_queries` returns, as a `Flow`: for other flows or, with `arun`, for an event loop.
+
+    ``histories`` has the turns before each question, in the format of `Request.history`. A follow-up is searched for
+    by `list_search_texts`.
+    """
     # Known questions are left out, because a rewriter that is a model costs time for each draft.
     unknown = [decision for decision in decisions if decision.retrieve and decision.question]
     rewritten: list[list[Claim]] = []
@@ -134,11 +140,13 @@ def plan_queries_flow(
     judged = iter((yield from _judge(list(chain(*rewritten)), gate, threshold)))
     claim_counts = iter(map(len, rewritten))
     plans = []
-    for decision in decisions:
+    for decision, history in zip(decisions, histories, strict=False):
         plan = QueryPlan(question=decision.question)
         if decision.retrieve and decision.question:
             claims = list(islice(judged, next(claim_counts)))
-            plan = _plan(decision.question, claims, always_include_question, max(max_queries, 1))
+            texts = list_search_texts(decision.question, history)[-max(max_queries, 1) :]
+            queries, judged_claims = _plan(texts, claims, always_include_question, max(max_queries, 1))
+            plan = QueryPlan(question=decision.question, queries=queries, claims=judged_claims)
         plans.append(plan)
     return plans
 
@@ -177,10 +185,11 @@ def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
 
 
 def _plan(
-    question: str, claims: Sequence[JudgedClaim], include_question: bool, max_queries: int
-) -> QueryPlan:
-    """Return a plan with the queries of the kept claims, without near duplicates, up to the maximum."""
-    queries = [Query(text=question)] if include_question else []
+    texts: Sequence[str], claims: Sequence[JudgedClaim], include_question: bool, max_queries: int
+) -> tuple[tuple[Query, ...], tuple[JudgedClaim, ...]]:
+    """Return the queries for a question's texts and kept claims, without near duplicates; and the judged claims."""
+    of_question = [Query(text=text) for text in texts]
+    queries = list(of_question) if include_question else []
     judged = []
     for claim in claims:
         text = claim.claim.query
@@ -195,9 +204,8 @@ def _plan(
             else:
                 queries.append(Query(text=text, claim=claim.claim.text))
         judged.append(claim)
-    if not queries:  # a question that needs retrieval always has a query
-        queries.append(Query(text=question))
-    return QueryPlan(question=question, queries=tuple(queries), claims=tuple(judged))
+    # A question that needs retrieval always has a query.
+    return tuple(queries or of_question), tuple(judged)
 
 
 def are_alike(first: str, second: str) -> bool:

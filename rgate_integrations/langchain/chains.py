@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -16,15 +17,16 @@ from langchain_core.runnables.base import RunnableLike
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.own_gate import GateLike
+from rgate_integrations.engine.search_texts import list_search_texts
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.chat_models import as_runnable
 from rgate_integrations.langchain.corpora import CorpusRetriever, as_searched
-from rgate_integrations.langchain.documents import format_documents
+from rgate_integrations.langchain.documents import format_documents, fuse_documents, longest
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.gate import RetrievalGate
-from rgate_integrations.langchain.questions import HISTORY_KEYS, QUESTION_KEYS, QuestionInput
-from rgate_integrations.langchain.runnable import FlowRunnable, Run
+from rgate_integrations.langchain.questions import HISTORY_KEYS, QUESTION_KEYS, QuestionInput, UserTurn
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.flow import Flow
 
@@ -78,8 +80,7 @@ def gated_rag(
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
     find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, any_corpora=decider.corpus is True)
     # The search is a separate step, so that look_first can run the arm up to it.
-    search = RunnableLambda(itemgetter(QUESTION)) | find
-    retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(
+    retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=TurnSearch(retriever=find)).pipe(
         RunnablePassthrough.assign(context=RunnableLambda(itemgetter("sources")) | format_documents),
         RunnablePassthrough.assign(answer=with_passages | llm | StrOutputParser()),
     )
@@ -126,6 +127,36 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
                     "sources": [],
                 }
         return [call.result for call in calls]
+
+
+class TurnSearch(FlowRunnable[dict[str, Any], list[Document]]):
+    """Searches for the question of a `ReadTurn`; after earlier turns, for the texts of `list_search_texts`.
+
+    The documents of several texts are fused; there are no more of them than one search finds.
+
+    Attributes:
+        retriever: Finds documents for a text.
+    """
+
+    retriever: Runnable[Any, Any]
+
+    def flow(self, runs: list[Run]) -> Flow[list[list[Document] | Exception]]:
+        """Search for the texts of all inputs in one batch."""
+        texts_of = []
+        for single in runs:
+            turn = UserTurn(single.input[QUESTION], tuple(single.input[HISTORY]))
+            texts_of.append(list_search_texts(turn.question, turn.lines))
+        configs = []
+        for single, texts in zip(runs, texts_of, strict=True):
+            configs += [single.child()] * len(texts)
+        results = iter((yield BatchCall(self.retriever, list(chain.from_iterable(texts_of)), configs)))
+        found = [list(islice(results, len(texts))) for texts in texts_of]
+        return [
+            rankings[0]
+            if len(rankings) == 1
+            else fuse_documents([{}] * len(rankings), rankings, longest(rankings))
+            for rankings in found
+        ]
 
 
 def _check_prompts(keys: set[str | None], **prompts: Any) -> None:

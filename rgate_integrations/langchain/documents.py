@@ -60,6 +60,11 @@ def format_documents(documents: Any) -> str:
     return format_passages(map(as_passage, check_documents(documents)))
 
 
+def longest(results: Sequence[Any]) -> int:
+    """Return the number of documents of the search that found the most, at least 1."""
+    return max([1, *(len(result) for result in results if isinstance(result, Sequence))])
+
+
 def fuse_documents(
     origins: Sequence[Mapping[str, Any]], results: Sequence[Any], k: int | None = None
 ) -> list[Document] | Exception:

@@ -44,7 +44,7 @@ from rgate_integrations.langchain.corpora import (
     as_searched,
     profile_searched,
 )
-from rgate_integrations.langchain.documents import fuse_documents
+from rgate_integrations.langchain.documents import fuse_documents, longest
 from rgate_integrations.langchain.drafting import ChatDrafter, GateCall, condense_follow_ups
 from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
 from rgate_integrations.langchain.questions import QuestionInput
@@ -414,6 +414,9 @@ def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
 class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever, QueryPlanner):
     """Guards a retriever: searches for a question and the claims of its draft, unless the question is known.
 
+    After earlier turns, the question is searched for alone, unless it is very short or an English follow-up, and
+    together with the user's last turn. A gate with ``condense`` rewrites it instead.
+
     A known question gets ``[]``, or one document with ``known_message``. Each decision is a child run in
     traces and a custom event, ``retrieval_gate``, unless a surrounding router has emitted it. If that router has
     the same gate and searches before it decides, every question is searched for, without a decision. Keyword
@@ -473,7 +476,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
                         "The question is empty.", hint="Pass at least one word."
                     )
         decided = [call for call in calls if isinstance(call.result, Decision)]
-        plans = yield from self.plan([call.result for call in decided])
+        plans = yield from self.plan([call.run.input for call in decided], [call.result for call in decided])
         queries: list[str] = []
         query_configs: list[RunnableConfig] = []
         for call, plan in zip(decided, plans, strict=True):
@@ -486,7 +489,10 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
             rankings = list(islice(results, len(plan.queries)))
             if call.result.retrieve:
                 origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]
-                call.result = fuse_documents(origins, rankings, k)
+                # A question with two texts to search for gets no more documents than one with one.
+                of_question = all(query.claim is None for query in plan.queries)
+                most = longest(rankings) if k is None and of_question else k
+                call.result = fuse_documents(origins, rankings, most)
             else:
                 note = self.known_message
                 note = Document(note) if isinstance(note, str) else note

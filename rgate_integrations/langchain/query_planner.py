@@ -11,7 +11,8 @@ from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
 from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import Decider
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.langchain.questions import parse_question
 from rgate_integrations.runtime.flow import Flow
 
 
@@ -33,22 +34,36 @@ class QueryPlanner(BaseModel):
     max_queries: int = Field(default=6, ge=1)
     filter_claims: bool = False
 
-    def plan(self, decisions: Sequence[Decision], rewriter: Rewriter | None = None) -> Flow[list[QueryPlan]]:
+    def plan(
+        self, inputs: Sequence[Any], decisions: Sequence[Decision], rewriter: Rewriter | None = None
+    ) -> Flow[list[QueryPlan]]:
         """Return the query plan of each decision; see `plan_queries`.
 
         Args:
+            inputs: The input of each decision; its earlier turns are searched for with a follow-up.
             decisions: The decisions.
             rewriter: Turns drafts into claims; when None, each sentence is a claim.
         """
         decider = getattr(self.gate, "gate", None)
         return plan_queries_flow(
             decisions,
+            histories=list(map(self._read_history, inputs, decisions)),
             gate=decider if self.filter_claims and isinstance(decider, Decider) else None,
             threshold=getattr(self.gate, "threshold", None),
             rewriter=rewriter,
             always_include_question=self.always_include_question,
             max_queries=self.max_queries,
         )
+
+    def _read_history(self, value: Any, decision: Decision) -> tuple[str, ...]:
+        """Return the turns before a decision's question; none if it is not in the input, because it was condensed."""
+        try:
+            turn = parse_question(value, getattr(self.gate, "input_key", None))
+        except (
+            InvalidQuestionError
+        ):  # the gate may be the user's own runnable, which reads inputs in its own way
+            return ()
+        return turn.lines if turn.question == decision.question else ()
 
 
 def check_decision(result: Any) -> Decision | Exception:

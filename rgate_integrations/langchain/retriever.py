@@ -113,7 +113,11 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         configs = [search_config(single.child("gate")) for single in runs]
         outputs = yield BatchCall(self.gate, [single.input for single in runs], configs)
         results = list(map(check_decision, outputs))
-        decisions = [result for result in results if isinstance(result, Decision)]
-        plans = iter((yield from self.plan(decisions, self.rewriter)))
+        inputs, decisions = [], []
+        for single, result in zip(runs, results, strict=True):
+            if isinstance(result, Decision):
+                inputs.append(single.input)
+                decisions.append(result)
+        plans = iter((yield from self.plan(inputs, decisions, self.rewriter)))
         # An input without a question keeps its exception.
         return [next(plans).texts if isinstance(result, Decision) else result for result in results]

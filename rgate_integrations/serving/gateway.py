@@ -221,29 +221,29 @@ class Gateway:
         Without a decision, only the question is searched for, in all corpora. A corpus whose search fails or times
         out has no hits.
         """
-        queries = [await self._search_text(llm_request)]
+        queries = await self._search_texts(llm_request)
         if decision is not None:
             (plan,) = await arun(plan_queries_flow([decision]))
-            # The plan also has the question itself, which the search text replaces.
+            # The plan also has the question itself, which the search texts replace.
             queries += [query.text for query in plan.queries if query.claim is not None]
         names = chosen_corpora(decision, list(self._searches))
         hits = await asyncio.gather(*(self._search_corpus(name, queries, llm_request) for name in names))
         return fuse_corpora(dict(zip(names, hits, strict=True)), key=passage_id, k=self._k)
 
-    async def _search_text(self, llm_request: LLMRequest) -> str:
+    async def _search_texts(self, llm_request: LLMRequest) -> list[str]:
         """Return what to search for instead of the question, which may be a follow-up.
 
         With ``condense``, the upstream rewrites the follow-up of a chat as a search query. Otherwise, or if that
-        fails, the text is `UserTurn.search_text`.
+        fails, the texts are `UserTurn.search_texts`.
         """
         body = llm_request.condense_body if self._condense else None
         if body is not None:
             try:
                 async with asyncio.timeout(self.service.timeout):
-                    return await self.upstream.complete(llm_request.request, body)
+                    return [await self.upstream.complete(llm_request.request, body)]
             except Exception as error:  # the upstream may answer with anything
                 self._log_failure("A follow-up was not condensed", error, llm_request)
-        return llm_request.turn.search_text
+        return llm_request.turn.search_texts
 
     async def _search_corpus(
         self, corpus: str, queries: list[str], llm_request: LLMRequest

@@ -13,8 +13,8 @@ from pydantic import BaseModel, OnErrorOmit, TypeAdapter
 from starlette.requests import Request
 
 from rgate_integrations.engine.follow_ups import is_follow_up
+from rgate_integrations.engine.search_texts import MAX_READ_CHARACTERS, list_search_texts
 from rgate_integrations.prompts import CONDENSE
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.transcripts import split_transcript
 
@@ -38,12 +38,6 @@ _STRUCTURED = frozenset(
         "json_schema",
     )
 )
-# Remarks such as "Try again." or "Yes, go on." contain nothing to search for.
-_MAX_REMARK_WORDS = 3
-# An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
-_MAX_EARLIER_CHARACTERS = 400
-# A message may have 16 million characters: reading them all would delay the gateway's other clients by seconds.
-_MAX_READ_CHARACTERS = 100_000
 _MAX_EARLIER_MESSAGES = 1_000
 
 
@@ -60,29 +54,9 @@ class UserTurn:
     history: tuple[str, ...] = ()
 
     @property
-    def search_text(self) -> str:
-        """Text to search for: the user's previous turn, if there is one, and then the question.
-
-        Earlier turns of a few words, such as "Try again.", are skipped if there are longer ones. A very long earlier
-        turn, such as a file that a coding client sends, is shortened to its questions, or else to its beginning; of
-        one with more than 100,000 characters, the middle is not read. A question that is a pasted transcript of at
-        most as many characters is split into its turns.
-        """
-        question, history = self.question, self.history
-        if not history and len(question) <= _MAX_READ_CHARACTERS:
-            question, history = split_transcript(question) or (question, history)
-        earlier = [turn.removeprefix("user: ") for turn in history if turn.startswith("user: ")]
-        asking = [turn for turn in earlier if count_words(turn[:_MAX_EARLIER_CHARACTERS]) > _MAX_REMARK_WORDS]
-        if not earlier:
-            return question
-        last = (asking or earlier)[-1]
-        if len(last) > _MAX_READ_CHARACTERS:
-            half = _MAX_READ_CHARACTERS // 2
-            last = f"{last[:half]}\n{last[-half:]}"
-        if len(last) > _MAX_EARLIER_CHARACTERS:
-            asked = " ".join(segment for segment in segments(last) if segment.endswith(QUESTION_MARKS))
-            last = (asked or last)[:_MAX_EARLIER_CHARACTERS]
-        return f"{last}\n{question}"
+    def search_texts(self) -> list[str]:
+        """Texts to search for; see `list_search_texts`."""
+        return list_search_texts(self.question, self.history)
 
 
 class TextPart(BaseModel):
@@ -207,7 +181,7 @@ class LLMRequest:
         """
         question, history = self.turn.question, self.turn.history
         on_server = self.body.get("previous_response_id") or self.body.get("conversation")
-        if len(question) > _MAX_READ_CHARACTERS:
+        if len(question) > MAX_READ_CHARACTERS:
             return True
         return bool(history or on_server or split_transcript(question) or is_follow_up(question))
 
