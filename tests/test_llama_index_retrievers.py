@@ -34,6 +34,7 @@ from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
+from pydantic import Field
 
 from rgate_integrations import Request
 from rgate_integrations.engine.follow_ups import REFERS_BACK
@@ -49,7 +50,7 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.retriever import profile_searched
-from tests.begun_answers import Reader, TurnReader, answer_to
+from tests.begun_answers import Librarian, Reader, TurnReader, answer_to
 from tests.llama_index_parts import (
     Rag,
     ScriptedGate,
@@ -308,6 +309,44 @@ async def test_a_gate_that_reads_the_turns_of_a_chat_engines_memory_decides(styl
     await aask(engine, "And how old is she?", style)
     assert gate.calls == [[KNOWN], ["And how old is she?"]]
     assert gate.histories == [None, (f"user: {KNOWN}", f"assistant: {answer}".strip())]
+
+
+class TurnLibrarian(TurnReader, Librarian):
+    """Reads earlier turns, names the corpora that a question names, and knows nothing."""
+
+    def p_known(self, question, draft):
+        return 0.2
+
+
+class Queries(core.SimilarityPostprocessor):
+    """Keeps the questions that it was given."""
+
+    queries: list = Field(default_factory=list)
+
+    def _postprocess_nodes(self, nodes, query_bundle=None):
+        self.queries.append(query_bundle.query_str)
+        return nodes
+
+
+@pytest.mark.parametrize("make", [ChatMemoryBuffer, Memory])
+@pytest.mark.parametrize("style", ["query", "aquery"])
+async def test_a_follow_up_in_a_memory_is_searched_for_with_what_it_follows_on(style, make):
+    """Regression: the gate read the memory, but only the last message was searched for."""
+    shelves, memory, reranker = {name: Shelf() for name in Librarian.corpora}, make.from_defaults(), Queries()
+    guarded = GatedRetriever(shelves, TurnLibrarian(), memory=memory, node_postprocessors=[reranker])
+    engine = ContextChatEngine.from_defaults(guarded, llm=MockLLM(), memory=memory)
+    questions = [
+        "Who leads hr these days?",
+        "And how old is she, by hr?",
+        "How many people work for hr in Spain?",
+    ]
+    for question in questions:
+        _, response = await aask(engine, question, style)
+        assert len(response.source_nodes) == 1
+    first, follow_up, new = questions
+    searched = [first, f"{first}\n{follow_up}", new, f"{follow_up}\n{new}"]
+    assert {name: shelf.queries for name, shelf in shelves.items()} == {"docs": [], "hr": searched, "web": []}
+    assert reranker.queries == [first, f"{first}\n{follow_up}", new]
 
 
 REPLACES_THE_LIST = [core.SimilarityPostprocessor(similarity_cutoff=0.1)]

@@ -181,7 +181,7 @@ class QueryDecider:
         reusable = self.reusable(bundle)
         if reusable is not None:
             return reusable
-        history = yield from self._read_history(bundle.query_str)
+        history = yield from self.read_history(bundle.query_str)
         item = read_item(bundle.query_str, history=history, threshold=self.threshold)
         new_drafts: list[Draft] = []
         if self.drafter is not None and isinstance(item, Request):
@@ -225,7 +225,7 @@ class QueryDecider:
         if bound is None or bound.decision is not decision:
             bound = self._bound(decision, bundle)
         # Engines inside make new bundles of the question, so the decision applies to any bundle.
-        return variable_set(_current, replace(bound, bundle=None))
+        return variable_set(_current, replace(bound, question=bundle.query_str, bundle=None))
 
     def attach(self, decision: Decision, bundle: QueryBundle) -> None:
         """Attach a decision to its bundle, for the next component that gets this bundle."""
@@ -243,7 +243,7 @@ class QueryDecider:
             bundle=bundle,
         )
 
-    def _read_history(self, question: str) -> Flow[tuple[str, ...]]:
+    def read_history(self, question: str) -> Flow[tuple[str, ...]]:
         """Return the turns before the question in the format that gates read: ``user: …`` and ``assistant: …``."""
         messages: list[ChatMessage] = []
         if self.memory is not None:

@@ -23,6 +23,8 @@ from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.decision import Decision, valid_count
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
+from rgate_integrations.engine.search_texts import list_search_texts
+from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.llama_index.answer_first import listen
 from rgate_integrations.llama_index.decider import Gated, QueryDecider, check_part, copy_bundle, read_bound
@@ -149,7 +151,8 @@ class GatedRetriever(Gated, FlowRetriever):
             default gate is then ``answer:default,default-answer``, which also reads drafts.
         tokens: Maximum number of tokens of the draft, at least 1.
         memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``, from
-            which the gate reads the earlier turns.
+            which the gate reads the earlier turns. The question is searched for alone, unless it is very short or an
+            English follow-up, and together with the user's last turn.
         known_message: Text of the note; when None, a known question returns an empty list.
         node_postprocessors: Applied to the passages, never to the note.
         **options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``, with
@@ -209,14 +212,22 @@ class GatedRetriever(Gated, FlowRetriever):
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
             return [] if self.known_message is None else _note(decision, self.known_message)
-        with self.decider.bind(decision, bundle):
-            nodes: list[NodeWithScore] = yield Call(
-                self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle)
-            )
+        history = yield from self.decider.read_history(bundle.query_str)
+        texts = list_search_texts(bundle.query_str, history)
+        bundles = [bundle] if texts == [bundle.query_str] else list(map(QueryBundle, texts))
+        rankings: list[list[NodeWithScore]] = []
+        for searched in bundles:
+            with self.decider.bind(decision, searched):
+                found = yield Call(self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(searched))
+            rankings.append(found)
+        nodes = rankings[0]
+        if len(rankings) > 1:
+            # No more nodes than one search finds.
+            nodes = fuse(rankings, key=node_id, k=max(1, *map(len, rankings)))
         # A new bundle for each, because a postprocessor may write into it.
         for processor in self.node_postprocessors:
             nodes = yield Call(
-                processor.postprocess_nodes, processor.apostprocess_nodes, nodes, copy_bundle(bundle)
+                processor.postprocess_nodes, processor.apostprocess_nodes, nodes, copy_bundle(bundles[0])
             )
         return nodes
 
