@@ -306,3 +306,13 @@ def test_a_guard_with_one_query_searches_for_the_follow_up_in_its_context():
     guard = RetrievalGate(Judge()).guard(search, max_queries=1)
     guard.invoke([*EARLIER, HumanMessage(NEW)])
     assert search.queries == [f"Who wrote Hamlet?\n{NEW}"]
+
+
+@each(INVOKES)
+@pytest.mark.parametrize(("question", "searched"), SEARCHED.values(), ids=SEARCHED)
+def test_a_guard_inside_a_gated_chain_keeps_its_decision_about_a_follow_up(question, searched, call):
+    search, judge = Search(), Judge()
+    gate = RetrievalGate(judge)
+    chain = gated_rag(gate.guard(search), LLM, gate=gate)
+    call(chain, [*EARLIER, HumanMessage(question)])
+    assert (search.queries, judge.questions) == (searched, [question])

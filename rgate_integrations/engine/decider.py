@@ -311,6 +311,7 @@ class BoundDecision:
         gate: The gate that decided, without its adjustment to an LLM.
         llm: The LLM that writes drafts for that gate, if any.
         threshold: The caller's threshold; None for the gate's.
+        search_texts: The texts that are searched for instead of the question; see `list_search_texts`.
     """
 
     question: str | None
@@ -318,6 +319,7 @@ class BoundDecision:
     gate: Any
     llm: Any = None
     threshold: float | None = None
+    search_texts: Sequence[str] = ()
 
     def concerns(self, question: str, llm: Any) -> bool:
         """Return whether the decision applies to this question, and was made with the drafts of this LLM.
@@ -326,18 +328,22 @@ class BoundDecision:
         """
         if llm is not None and llm is not self.llm:
             return False
-        own = self.question
-        return own is None or question.strip() in (own.strip(), self.decision.question.strip())
+        if self.question is None:
+            return True
+        forms = (self.question, self.decision.question, *self.search_texts)
+        return any(form.strip() == question.strip() for form in forms)
 
     def about(self, question: str) -> Decision:
         """Return the decision for this question, for which `concerns` must be True.
 
-        If the decision applies to any question, it may have been made about another one. Then the result is a copy
-        with this question and without a draft, because the draft answers the other question.
+        For one of the texts to search for, the result is a copy with that text as its question. If the decision
+        applies to any question, it may have been made about another one. Then the result is a copy with this question
+        and without a draft, because the draft answers the other question.
         """
-        if self.question is not None or question.strip() == self.decision.question.strip():
+        if question.strip() in (self.decision.question.strip(), (self.question or "").strip()):
             return self.decision
-        return self.decision.model_copy(update={"question": question, "draft": None})
+        draft = None if self.question is None else self.decision.draft
+        return self.decision.model_copy(update={"question": question, "draft": draft})
 
     def repeats(self, threshold: float | None, *gates: Decider) -> bool:
         """Return whether one of these gates would decide the same again at this threshold.

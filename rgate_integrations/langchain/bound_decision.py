@@ -17,8 +17,9 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec
 
 from rgate_integrations.decision import Decision, valid_threshold
 from rgate_integrations.engine.decider import BoundDecision
+from rgate_integrations.engine.search_texts import list_search_texts
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.langchain.questions import parse_question
+from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.runtime.flow import Call, Flow
 
 THRESHOLD_KEY = "retrieval_threshold"
@@ -69,18 +70,18 @@ def bind_decision(
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
     decision = decision or Decision(question="", retrieve=True, p_known=0.0)
-    question: str | None = None  # while searching ahead, whatever the question becomes in the arm
-    if key == DECISION_KEY:
-        question = decision.question
-        # The gate may be the user's own runnable, which reads inputs in its own way.
-        with contextlib.suppress(InvalidQuestionError):
-            question = parse_question(value, getattr(gate, "input_key", None)).question
+    turn = UserTurn(decision.question)
+    # The gate may be the user's own runnable, which reads inputs in its own way.
+    with contextlib.suppress(InvalidQuestionError):
+        turn = parse_question(value, getattr(gate, "input_key", None))
     bound = BoundDecision(
-        question,
+        # While searching ahead, it does not matter what the question becomes in the arm.
+        turn.question if key == DECISION_KEY else None,
         decision,
         gate=getattr(gate, "unadjusted", gate),
         llm=getattr(gate, "llm", None),
         threshold=read_threshold(gate, config),
+        search_texts=list_search_texts(turn.question, turn.lines),
     )
     # A decision replaces an earlier one to search ahead.
     return {**config, "configurable": {**config.get("configurable", {}), AHEAD_KEY: None, key: bound}}
@@ -136,8 +137,8 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
     """
     bound = read_bound(search_config(ensure_config(config)))
     if bound is not None:
-        copied = bound.question is None and bound.about(decision.question) == decision
-        if copied or bound.decision is decision:
+        about_other = decision.question != bound.question and bound.concerns(decision.question, None)
+        if bound.decision is decision or (about_other and bound.about(decision.question) == decision):
             return
     # Adding a key keeps the version; changing the meaning of one needs a new version.
     emitted = {"version": 1, **decision.model_dump(mode="json", include=_EMITTED)}
