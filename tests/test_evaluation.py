@@ -201,6 +201,12 @@ def test_what_cannot_be_guaranteed_is_not():
     assert not Budget(0.001).choose(p, closed, rag).guaranteed
     assert Budget(0.1).choose(p, closed, rag).guaranteed
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag).threshold < 0.01
+    # whatever the threshold is, overrides retrieve for half
+    overridden = np.where(np.arange(30) % 2, 0.9, -1.0)
+    by_override = Budget(0.2).choose(overridden, closed, rag)
+    assert (by_override.threshold, by_override.guaranteed) == (0.0, False)
+    assert by_override.facts["retrieval_rate"] == 0.5
+    assert "50.0% of the questions" in by_override.guarantee
     # where passages never help, nothing is lost by skipping all
     assert MaxLoss(0.2).choose(p, rag, rag).facts["retrieval_rate"] == 0
 
@@ -247,17 +253,19 @@ class Overriding(IKGate):
         return score if number % 4 else score.overridden("A reason.", retrieve=bool(number % 8))
 
 
-def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_they_are(tmp_path):
+@pytest.mark.parametrize("budget", [0.9, 0.01], ids=["within it", "too many for it"])
+def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_they_are(tmp_path, budget):
+    """Regression: at the threshold 0, nothing was said to be retrieved."""
     gate = load_gate(Overriding(), proxy=ScriptedProxy())
     real = gate.decide_batch([f"What is number {i}?" for i in range(200)])
     lines = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in real]
     files = read_paired([write(tmp_path / "d.jsonl", *lines)])
-    found = calibrate(gate, files, Budget(0.9))
+    found = calibrate(gate, files, Budget(budget))
     fit, choose = np.split(np.random.default_rng(0).permutation(200), [100])
     p = np.array([d.p_known for d in real])
     assert found.gate.gate.probability == fit_map(p[fit], p[fit] > 0.5)
     decided = found.gate.decide_batch([real[i].question for i in choose])
-    assert found.choice.threshold > 0
+    assert (found.choice.threshold > 0) is (budget == 0.9)
     assert found.choice.facts["retrieval_rate"] == np.mean([d.retrieve for d in decided])
     judged = judge(gate, all_examples(files))
     assert judged.p.tolist() == [

@@ -242,3 +242,21 @@ def test_the_shipped_gate_is_tuned_with_its_own_model(tmp_path, smollm2):
     partial_answer = Draft(text="a b", tokens=("a", " b"), logprobs=(-0.1, -0.2))
     gate = load_gate(f"{found.folder}/answer-first", on_error="raise")
     assert gate.decide("what is number 3?", draft=partial_answer).draft == partial_answer
+
+
+@pytest.mark.model
+def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path, smollm2):
+    """Regression: a quarter of the questions has a URL, and 20 % were guaranteed."""
+    asked = questions(60)
+    for row in asked[::4]:
+        row["question"] = row["question"].replace("number", "https://example.com number")
+    options = TuneOptions(policy=Budget(0.2))
+    found = tune(asked, direct=Direct(), retrieve=retrieve, out=tmp_path / "my-gate", options=options)
+    choice = found.question.choice
+    assert (choice.threshold, choice.guaranteed, choice.facts["retrieval_rate"]) == (0.0, False, 0.25)
+    assert found.question.retrieves.tolist() == [index % 4 == 0 for index in found.question.indices]
+    decisions = load_gate(str(found.folder), on_error="raise").decide_batch(
+        [row["question"] for row in asked]
+    )
+    assert [decision.retrieve for decision in decisions] == [index % 4 == 0 for index in range(60)]
+    assert "Threshold 0.000: retrieves for 25.0%." in (found.folder / "report.html").read_text()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from rgate_integrations.decision import to_float
+from rgate_integrations.decision import Decision, to_float
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError, needs_extra
 from rgate_integrations.gates.calibrated import CalibratedGate
@@ -89,7 +89,7 @@ class Budget:
         """Choose the highest threshold that keeps the budget with the given confidence; 0 if there is none.
 
         Args:
-            p: P(known) of each question, shape (n,).
+            p: See `policy_scores`, shape (n,).
             closed_book: Unused; see `MaxLoss.choose`.
             rag: Unused; see `MaxLoss.choose`.
 
@@ -97,8 +97,10 @@ class Budget:
             MissingDependencyError: SciPy is not installed.
         """
         n = len(p)
-        # P(known) is never below 0, so this threshold never retrieves.
-        threshold, bound = 0.0, 0.0
+        # P(known) is never below 0, so at this threshold only overrides retrieve.
+        threshold = 0.0
+        overridden = int((p < threshold).sum())
+        bound = upper_bound(overridden, n, self.confidence) if overridden else 0.0
         for candidate in [*GRID[1:], ALWAYS]:
             upper = upper_bound(int((p < candidate).sum()), n, self.confidence)
             if upper > self.rate:
@@ -106,10 +108,11 @@ class Budget:
             threshold, bound = float(candidate), upper
         facts = {"n": n, "retrieval_rate": float((p < threshold).mean()), "upper_bound": bound}
         if threshold == 0:
+            only = f"retrieves only where an override decides, {overridden / n:.1%} of the questions"
             return ThresholdChoice(
                 threshold,
                 f"With n = {n}, no threshold above 0 guarantees a retrieval rate of at most {100 * self.rate:g}%, "
-                "so the gate never retrieves.",
+                f"so the gate {only if overridden else 'never retrieves'}.",
                 False,
                 facts,
             )
@@ -155,7 +158,7 @@ class MaxLoss:
         If no threshold that skips a question does so, choose `ALWAYS`, which skips none and has no guarantee.
 
         Args:
-            p: P(known) of each question, shape (n,).
+            p: See `policy_scores`, shape (n,).
             closed_book: Whether each answer without retrieval is right, shape (n,).
             rag: Whether each answer with retrieval is right, shape (n,).
         """
@@ -190,6 +193,21 @@ class MaxLoss:
             True,
             facts,
         )
+
+
+def policy_scores(p: Float64Array, decisions: Sequence[Decision]) -> Float64Array:
+    """Return what policies choose a threshold by, shape (n,).
+
+    That is P(known), but -1 for each question that an override or an error retrieves at any threshold, and 1 for each
+    that an override skips.
+
+    Args:
+        p: P(known) of each question, shape (n,).
+        decisions: The decisions about them.
+    """
+    settled = [decision.override is not None or decision.error is not None for decision in decisions]
+    retrieved = [decision.retrieve for decision in decisions]
+    return np.where(settled, np.where(retrieved, -1.0, 1.0), p)
 
 
 def _check_fractions(**values: float) -> None:
@@ -315,9 +333,7 @@ def calibrate(
     fitted = fit_map(p_known[fit][estimates[fit]], judged.closed_book[fit][estimates[fit]])
     held_out = judged.part(choose)
     probabilities = np.array(list(map(fitted, p_known[choose])))
-    # An override or an error decides regardless of the threshold, so its p is not mapped.
-    by_threshold = np.array([d.override is None and d.error is None for d in held_out.decisions])
-    p = np.where(by_threshold, probabilities, held_out.p)
+    p = policy_scores(probabilities, held_out.decisions.tolist())
     choice = policy.choose(p, held_out.closed_book, held_out.rag)
     kept = estimates[choose] | ~estimates[choose].any()  # all, if rules decide every question
     provenance = describe_choice(policy, choice, probabilities[kept]) | {

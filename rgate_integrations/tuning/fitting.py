@@ -20,7 +20,13 @@ from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
-from rgate_integrations.tuning.calibration import LEAST, Policy, ThresholdChoice, describe_choice
+from rgate_integrations.tuning.calibration import (
+    LEAST,
+    Policy,
+    ThresholdChoice,
+    describe_choice,
+    policy_scores,
+)
 from rgate_integrations.tuning.collection import Progress, in_chunks
 from rgate_integrations.tuning.evaluation import auc, expected_calibration_error, question_folds
 from rgate_integrations.tuning.labelling import Labels
@@ -57,6 +63,7 @@ class FittedGate:
         choice: Its threshold and guarantee.
         indices: Indices in `Labels.answered` of the questions to which it was fitted, shape (n,).
         p: P(known) of each of them, from a fit that has not seen the question, shape (n,).
+        retrieves: Whether the gate retrieves for each of them, by the threshold or an override, shape (n,).
         auc: AUC of `p`: how well it ranks the questions that are right without retrieval above the others.
         auc_before: The same for the P(known) of the prior, the gate that was corrected.
     """
@@ -65,13 +72,9 @@ class FittedGate:
     choice: ThresholdChoice
     indices: PositionArray
     p: Float64Array
+    retrieves: BoolArray
     auc: float
     auc_before: float
-
-    @property
-    def retrieves(self) -> BoolArray:
-        """Whether the gate retrieves, for each of its questions, shape (n,)."""
-        return self.p < self.choice.threshold
 
 
 def make_readings(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Readings:
@@ -159,9 +162,9 @@ def fit_gate(
     )
     held_out = crossfit(table, seed)
     p = sigmoids(held_out)
-    choice = policy.choose(p, known, rag)
-    if not choice.guaranteed:
-        choice = replace(choice, guarantee=f"{choice.guarantee} {_required_questions(policy, p, known, rag)}")
+    # The fitted gate keeps the overrides of the prior.
+    scores = policy_scores(p, [readings.decisions[index] for index in indices])
+    choice = _choose(policy, scores, known, rag)
     correction = fit_correction(table, seed)
     before, after = auc(table.prior, known), auc(held_out, known)
     # Drift is measured against the final gate's scores, not the folds', because its decisions will be logged.
@@ -181,7 +184,7 @@ def fit_gate(
     artifact = _to_artifact(
         correction, basis, readings, tokens=tokens, llm=llm, threshold=choice.threshold, provenance=provenance
     )
-    return FittedGate(artifact, choice, indices, p, after, before)
+    return FittedGate(artifact, choice, indices, p, scores < choice.threshold, after, before)
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
@@ -201,16 +204,21 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
     )
 
 
-def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
-    """Return a sentence on how many questions the policy needs for its guarantee, estimated by resampling."""
+def _choose(policy: Policy, scores: Float64Array, known: BoolArray, rag: BoolArray) -> ThresholdChoice:
+    """Choose a threshold; without a guarantee, say how many questions would be enough, estimated by resampling."""
+    choice = policy.choose(scores, known, rag)
+    if choice.guaranteed:
+        return choice
+    required = "Even {n} questions like these would not be enough: allow a larger loss or a higher rate."
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
-        n = factor * len(p)
+        n = factor * len(scores)
         # With replacement, as if further questions came from the same traffic.
-        sample = rng.integers(0, len(p), n)
-        if policy.choose(p[sample], known[sample], rag[sample]).guaranteed:
-            return f"About {n} questions like these would be enough."
-    return f"Even {n} questions like these would not be enough: allow a larger loss or a higher rate."
+        sample = rng.integers(0, len(scores), n)
+        if policy.choose(scores[sample], known[sample], rag[sample]).guaranteed:
+            required = "About {n} questions like these would be enough."
+            break
+    return replace(choice, guarantee=f"{choice.guarantee} {required.format(n=n)}")
 
 
 COMPONENTS = 64
