@@ -10,7 +10,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.load import dumpd
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
 from llama_index.core.base.base_selector import SelectorResult
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RouterQueryEngine
@@ -199,6 +199,29 @@ def test_in_a_function_that_passes_no_config_on_the_chain_of_the_corpus_streams(
     assert call(router, "unknown to hr") == "hr: unknown to hr"
 
 
+class Elsewhere(Sure):
+    """Names other corpora."""
+
+    corpora = ("wiki", "news")
+
+
+@pytest.mark.parametrize("look_first", [False, True])
+@each(SINGLES)
+def test_a_gate_of_other_corpora_in_a_calls_config_is_an_error_and_a_known_question_is_not(
+    gate, call, look_first
+):
+    """Regression: the first chain answered, whatever it was about."""
+    search = {name: RunnableLambda(lambda asked: []) | (lambda found: "found") for name in NAMES}
+    router = gate.route(retrieve=search, direct=lambda asked: "direct", look_first=look_first)
+    configurable = router.configurable_fields(gate=ConfigurableField(id="gate"))
+    config = {"configurable": {"gate": RetrievalGate(Elsewhere())}}
+    assert call(configurable, "unknown to hr") == "found"
+    with pytest.raises(ConfigurationError, match=r"corpus 'news', for which .* no chain") as caught:
+        call(configurable, "unknown to hr", config)
+    assert "'docs', 'hr', 'web'" in caught.value.hint
+    assert call(configurable, "a known one", config) == "direct"
+
+
 @pytest.mark.parametrize("config", [None, {"max_concurrency": 1}], ids=["", "limited"])
 @each(BATCHES)
 def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_each_chain(gate, call, config):
@@ -297,7 +320,7 @@ def test_the_edge_names_several_nodes_and_reads_what_came_back_from_a_checkpoint
     saved = {"retrieve": True, "corpora": ["hr", "docs", "web"]}
     assert edge({"retrieval_decision": saved}) == ["b", "a"]
     assert edge({"retrieval_decision": {"retrieve": True}}) == "a"
-    with pytest.raises(ConfigurationError, match="corpus 'web', for which retrieve= has no node"):
+    with pytest.raises(ConfigurationError, match="corpus 'web', for which retrieve= has no chain or node"):
         edge({"retrieval_decision": saved | {"corpora": ["web"]}})
 
 

@@ -49,6 +49,14 @@ def check_corpora(corpora: Iterable[str], parts: Iterable[str]) -> None:
         )
 
 
+def unknown_corpus(name: str, parts: Iterable[str]) -> ConfigurationError:
+    """Return the error for a corpus to search for which there is no chain or node; ``parts`` are those there are."""
+    return ConfigurationError(
+        f"The decision says to search the corpus {name!r}, for which retrieve= has no chain or node.",
+        hint=f"Add it to retrieve=, which has: {', '.join(map(repr, parts))}.",
+    )
+
+
 def fuse_corpora(
     results: Mapping[str, Sequence[Sequence[_Item]]],
     key: Callable[[_Item], Hashable],

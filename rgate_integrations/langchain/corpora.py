@@ -12,7 +12,7 @@ from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.config import ensure_config
 from langchain_core.runnables.utils import Input, Output
 
-from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
+from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, unknown_corpus
 from rgate_integrations.corpus.indexed import missing_passages, profile_index
 from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.errors import ConfigurationError
@@ -34,9 +34,6 @@ class PerCorpus(FlowRunnable[Input, Output]):
         ConfigurationError: ``parts`` is empty.
     """
 
-    max_parts: ClassVar[int | None] = None
-    """Maximum number of parts that run for an input; None for no limit."""
-
     parts: dict[str, Runnable[Any, Any]]
 
     def __init__(self, *, parts: Mapping[str, RunnableLike[Any, Any]], **fields: Any) -> None:
@@ -48,10 +45,10 @@ class PerCorpus(FlowRunnable[Input, Output]):
 
         Args:
             config: The input's config. A surrounding router or `GatedRetriever` has bound its decision to it; without
-                a decision, all parts run, up to `max_parts`.
+                a decision, all parts run.
         """
         bound = read_bound(config)
-        return chosen_corpora(None if bound is None else bound.decision, list(self.parts))[: self.max_parts]
+        return chosen_corpora(None if bound is None else bound.decision, list(self.parts))
 
     @abstractmethod
     def merge(self, results: Mapping[str, Any]) -> Any:
@@ -78,6 +75,9 @@ class PerCorpus(FlowRunnable[Input, Output]):
         for (name, share), share_outputs in zip(shares.items(), outputs, strict=True):
             for index, output in zip(share, share_outputs, strict=True):
                 results[index][name] = output
+        for found in results:
+            for name in found.keys() - self.parts.keys():
+                found[name] = unknown_corpus(name, self.parts)
         return list(map(self.merge, results))
 
 
@@ -85,9 +85,11 @@ class CorpusChain(PerCorpus[Input, Output]):
     """Runs the chain of the best corpus that the decision names, or the first chain if it names none.
 
     `RetrievalGate.route` makes one from ``retrieve={"docs": chain, "hr": chain}``. It may also be part of an arm.
-    """
 
-    max_parts: ClassVar[int | None] = 1
+    Raises:
+        ConfigurationError: Raised by a call: the decision names only corpora without a chain, for example because the
+            call's config has replaced the gate.
+    """
 
     @property
     def InputType(self) -> Any:
@@ -98,6 +100,13 @@ class CorpusChain(PerCorpus[Input, Output]):
     def OutputType(self) -> Any:
         """The output type of the first chain."""
         return next(iter(self.parts.values())).OutputType
+
+    def choose(self, config: RunnableConfig) -> tuple[str, ...]:
+        """Return the corpus whose chain runs; it has none if the decision names only corpora without one."""
+        bound = read_bound(config)
+        named = () if bound is None else bound.decision.corpora
+        # Any other chain would answer from the wrong corpus.
+        return named[:1] if named and self.parts.keys().isdisjoint(named) else super().choose(config)[:1]
 
     def merge(self, results: Mapping[str, Any]) -> Any:
         """Return the result of the chain that ran."""
@@ -114,11 +123,14 @@ class CorpusChain(PerCorpus[Input, Output]):
         return self._chain(config).astream(input, config, **kwargs)
 
     def _chain(self, config: RunnableConfig | None) -> Runnable[Any, Any]:
-        return self.parts[self.choose(ensure_config(config))[0]]
+        (name,) = self.choose(ensure_config(config))
+        if name not in self.parts:
+            raise unknown_corpus(name, self.parts)
+        return self.parts[name]
 
 
 class CorpusRetriever(PerCorpus[str, list[Document]], FlowRetriever):
-    """Searches the corpora that the decision names, or all corpora if the decision names none.
+    """Searches the corpora that the decision names, or all corpora if the decision names none of them.
 
     Results are fused by reciprocal rank; ``rgate_corpus`` in a document's metadata names its corpus.
     `RetrievalGate.guard` makes one from ``{"docs": retriever, "hr": retriever}``. It may also be part of an arm.

@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from pydantic import BaseModel
 
 from rgate_integrations.answering.claims import Claim
-from rgate_integrations.answering.corpora import check_corpora
+from rgate_integrations.answering.corpora import check_corpora, unknown_corpus
 from rgate_integrations.answering.query_plan import JudgedClaim, Query, QueryPlan
 from rgate_integrations.decision import Cost, Decision, Draft, Failure, Override, PartialAnswerInfo
 from rgate_integrations.engine.own_gate import GateLike
@@ -133,10 +133,7 @@ def route_edge(
         corpora = get_field(decision, "corpora") or ()
         chosen = [nodes[name] for name in corpora if name in nodes]
         if corpora and not chosen and not isinstance(retrieve, str):
-            raise ConfigurationError(
-                f"The decision says to search the corpus {corpora[0]!r}, for which retrieve= has no node.",
-                hint=f"Add it to retrieve=, which has: {', '.join(nodes)}.",
-            )
+            raise unknown_corpus(corpora[0], nodes)
         # A single node as a string, which is the usual form of an edge's result.
         return chosen if len(chosen) > 1 else [*chosen, *nodes.values()][0]
 
