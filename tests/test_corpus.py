@@ -22,7 +22,7 @@ from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.errors import ConfigurationError, ProfileError
-from rgate_integrations.gates.corpus import CorpusGate
+from rgate_integrations.gates.corpus import CorpusGate, find_code
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.encoder_proxy import EncoderProxy
 from tests.commands import printed, rgate
@@ -462,6 +462,23 @@ def test_a_code_that_only_one_corpus_has_goes_there():
     gate = load_gate(corpus=corpora, on_error="raise")
     assert gate.decide("The display shows a fault. What do I do?").corpora == ("boiler",)
     assert gate.decide("The display shows fault E-4711. What do I do?").corpora == ("pump",)
+
+
+@pytest.mark.model
+def test_code_with_a_name_from_the_corpus_is_about_it():
+    """Regression: pasted text asks nothing, so that a library's own questions about code were skipped."""
+    docs = ["start_pump(speed) starts the pump. The speed is from 0 to 9.", "stop_pump() stops it at once."]
+    gate = load_gate(corpus=CorpusProfile.from_texts(docs, "pump"), llm_name="gpt-4o", on_error="raise")
+    ask = "Why does this fail?\n```python\n{}\n```".format
+    decisions = gate.decide_batch([ask("start_pump(speed=-1)"), ask("print(1 / 0)")])
+    assert [decision.corpus for decision in decisions] == ["pump", None]
+
+
+def test_code_in_a_prompt_of_many_words_is_a_chats():
+    code = "~~~\nstart_pump(speed=-1)\n~~~"
+    assert find_code(f"Why?\n{code}\nThanks, {'really ' * 37}") == code
+    assert find_code(f"Why?\n{code}\nThanks, {'really ' * 40}") == ""
+    assert find_code("Why?\n```js\nstart()") == "```js\nstart()"
 
 
 @pytest.mark.model

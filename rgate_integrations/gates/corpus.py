@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -23,15 +24,30 @@ COVERED = 0.5
 count as private or fresh."""
 GIVEN_TEXT = 0.4
 """A segment (sentence or line) with at least this P(given) is pasted text. It asks nothing, even with a name from a
-corpus, because front ends paste whole chats into their prompts."""
+corpus, because front ends paste whole chats into their prompts. Code that a user asks about is an exception."""
 NOTHING_ASKED = 0.85
 """A segment asks nothing if P(small talk, a task or pasted text) is at least this and it has no name from a
 corpus."""
+_CODE_BLOCK = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.DOTALL | re.MULTILINE)
+# With more words beside its code, a request is a prompt that a program writes around a chat.
+_MAX_WORDS_BESIDE_CODE = 40
 _REASON_WORDS = 3  # maximum number of the corpus's words to show in a reason
 
 Profile = Annotated[
     CorpusProfile, PlainSerializer(lambda profile: {"name": profile.name, "fingerprint": profile.fingerprint})
 ]
+
+
+def find_code(request: str) -> str:
+    """Return the code blocks of a request; "" if it has more than 40 words beside them.
+
+    Args:
+        request: The request. A block stands between lines that begin with three backticks or tildes; the last one
+            need not end.
+    """
+    if len(_CODE_BLOCK.sub("", request).split()) > _MAX_WORDS_BESIDE_CODE:
+        return ""
+    return "\n".join(block.group() for block in _CODE_BLOCK.finditer(request))
 
 
 @dataclass(frozen=True)
@@ -182,16 +198,19 @@ class CorpusGate(Gate):
     def _asking(self, evidence: Evidence) -> BoolArray:
         """Return whether each segment asks anything, shape (segments,).
 
-        Pasted text asks nothing. Nor does a segment that is very probably small talk or a task, unless it has a name
-        from a corpus. If the inner gate has no heads, every segment counts as asking.
+        Pasted text asks nothing, except code with a name from a corpus (see `find_code`). Nor does a segment that is
+        very probably small talk or a task, unless it has such a name. If the inner gate has no heads, every segment
+        counts as asking.
         """
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
             return np.ones(len(texts), bool)
-        named = [any(profile.match_names(text) for profile in self.profiles) for text in texts]
+        named = np.array([any(profile.match_names(text) for profile in self.profiles) for text in texts])
+        code = find_code(evidence.question)
+        in_code = np.array([text in code for text in texts])
         pasted = heads.p_kinds(evidence, "given")
         nothing = pasted + heads.p_kinds(evidence, "no_knowledge")
-        return (pasted < GIVEN_TEXT) & (np.array(named) | (nothing < NOTHING_ASKED))
+        return (named & in_code) | ((pasted < GIVEN_TEXT) & (named | (nothing < NOTHING_ASKED)))
 
     def _cover(self, evidence: Evidence, asking: BoolArray) -> list[_Coverage]:
         """Return the coverage of each corpus, best first: those that cover the request, then the others.
