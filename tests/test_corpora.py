@@ -155,6 +155,13 @@ def test_no_corpus_may_be_said_of_a_gate_of_ones_own():
 def test_without_corpora_a_mapping_is_what_it_is_everywhere_in_langchain():
     router = RetrievalGate("constant:always").route(retrieve={"a": str.upper, "b": str.lower}, direct=str)
     assert router.invoke("Ab") == {"a": "AB", "b": "ab"}
+    one = Sure()
+    one.corpora = ("docs",)
+    for retrieve, expected in (
+        ({"context": str.upper}, {"context": "UNKNOWN"}),
+        ({"docs": str.upper}, "UNKNOWN"),
+    ):
+        assert RetrievalGate(one).route(retrieve=retrieve, direct=str).invoke("unknown") == expected
 
 
 def test_without_corpora_several_retrievers_are_searched_together():
