@@ -52,6 +52,11 @@ FOLLOW_UPS = {
         "history": ["User: Who wrote Hamlet?", "Bot: Shakespeare."],
     },
     "a history of strings": {"input": "And when?", "history": ["Who wrote Hamlet?", "Shakespeare."]},
+    "pairs of question and answer": {
+        "input": "And when?",
+        "history": [("Who wrote Hamlet?", "Shakespeare.")],
+    },
+    "the same from JSON": {"input": "And when?", "chat_history": [["Who wrote Hamlet?", "Shakespeare."]]},
     "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
 }
 IMAGE = HumanMessage([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}])
@@ -84,10 +89,10 @@ def test_a_question_with_turns_before_it_is_a_follow_up(call, value):
     "value",
     [
         {"question": "And when?", "history": "Human: Who wrote Hamlet?"},  # as older chains have it
-        {"question": "And when?", "history": [("Who wrote Hamlet?", "Shakespeare.")]},
+        {"question": "And when?", "history": [("Who wrote Hamlet?", "Shakespeare.", "1600")]},
         [AIMessage("Shall I tell you about Hamlet?"), HumanMessage("Yes!")],
     ],
-    ids=["transcript", "pairs", "the LLM's own question"],
+    ids=["transcript", "triples", "the LLM's own question"],
 )
 def test_unusual_histories_are_histories(value):
     assert RetrievalGate(Judge()).invoke(value).override.reason == UNREAD
@@ -98,6 +103,13 @@ def test_a_history_that_is_no_transcript_is_not_the_users():
     reader = ReadsHistory()
     RetrievalGate(reader).invoke({"question": "And when?", "history": "They spoke of Hamlet.\nIt is a play."})
     assert reader.histories == [("assistant: They spoke of Hamlet.\nIt is a play.",)]
+
+
+@pytest.mark.parametrize("history", [[("human", "Hi!"), ("narrator", "Hello!")], [("Hi!", 3)]])
+def test_what_may_not_be_pairs_of_question_and_answer_is_one_turn_of_the_assistant(history):
+    reader = ReadsHistory()
+    RetrievalGate(reader).invoke({"question": "And when?", "history": history})
+    assert reader.histories == [(f"assistant: {history}",)]
 
 
 @pytest.mark.parametrize("value", FIRST_QUESTIONS)

@@ -54,8 +54,8 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
             value. In a list, the last human message is the question.
         input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` whose value is neither
             None nor blank. The earlier turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human
-            message there is the question or has an answer. They may be messages, strings as in `Request.history`, or
-            a transcript; any other string counts as the assistant's.
+            message there is the question or has an answer. They may be messages, pairs of question and answer,
+            strings as in `Request.history`, or a transcript; anything else counts as the assistant's.
 
     Raises:
         InvalidQuestionError: The input has no question.
@@ -95,15 +95,28 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     if earlier is not None:
         try:
             history = _turns(_messages(earlier))
-        except InvalidQuestionError:  # such as older chains' pairs of question and answer
-            # Not a user turn, because consecutive user turns are read as one question.
+        except InvalidQuestionError:
+            # If it is unknown, not a user turn, because consecutive user turns are read as one question.
             # The gate must know that something came before, even in an unknown form.
-            history = (AIMessage(str(earlier)),)
+            history = _read_pairs(earlier) or (AIMessage(str(earlier)),)
     elif key != "messages" and value.get("messages"):
         # A graph's state often has both.
         with contextlib.suppress(InvalidQuestionError):
             history = _turns_before(turn.question, _turns(_messages(value["messages"])))
     return UserTurn(turn.question, (*history, *turn.history))
+
+
+def _read_pairs(history: Any) -> tuple[BaseMessage, ...]:
+    """Return the turns of a history of question and answer pairs, as in older chains; none for anything else."""
+    turns: list[BaseMessage] = []
+    for pair in history if isinstance(history, Sequence) else ():
+        if not isinstance(pair, list | tuple) or [type(text) for text in pair] != [str, str]:
+            return ()
+        with contextlib.suppress(InvalidQuestionError):
+            _messages([pair])
+            return ()  # a role and a text, so others may be, too, in an unknown form
+        turns += [HumanMessage(encodable(pair[0])), AIMessage(encodable(pair[1]))]
+    return _turns(turns)
 
 
 def _turns_before(question: str, turns: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
