@@ -292,8 +292,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         Args:
             retrieve: The arm for unknown questions, such as an existing RAG chain. With several corpora, it may be a
                 mapping from their names to chains: only the best corpus's chain runs, whatever ``top`` is; if the
-                gate fails, the first chain runs. With one corpus or none, a mapping whose keys are not its name is
-                LangChain's ``RunnableParallel``.
+                gate fails, the first chain runs. Any other mapping is a ``RunnableParallel``.
             direct: The arm for known questions, such as the LLM without retrieval.
             answer_first: Let ``direct`` start to answer, and judge its first tokens: if the LLM knows, the answer
                 continues; otherwise it is cancelled. The gate's ``llm=`` is not used. Options: `AnswerFirst`.
@@ -490,7 +489,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
             rankings = list(islice(results, len(plan.queries)))
             if call.result.retrieve:
                 origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]
-                # A question with two texts to search for gets no more documents than one with one.
+                # With two texts to search for, there are no more documents than with one.
                 of_question = all(query.claim is None for query in plan.queries)
                 most = longest(rankings) if k is None and of_question else k
                 call.result = fuse_documents(origins, rankings, most)
