@@ -292,7 +292,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         Args:
             retrieve: The arm for unknown questions, such as an existing RAG chain. With several corpora, it may be a
                 mapping from their names to chains: only the best corpus's chain runs, whatever ``top`` is; if the
-                gate fails, the first chain runs. Any other mapping is a ``RunnableParallel``.
+                gate fails, the first. With at most one corpus, any other mapping is a ``RunnableParallel``.
             direct: The arm for known questions, such as the LLM without retrieval.
             answer_first: Let ``direct`` start to answer, and judge its first tokens: if the LLM knows, the answer
                 continues; otherwise it is cancelled. The gate's ``llm=`` is not used. Options: `AnswerFirst`.
