@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Unpack
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.runtime import replies
@@ -55,6 +64,13 @@ def valid_count(count: object, name: str, *, least: int = 1, most: float = math.
     return int(count)
 
 
+def valid_flag(value: object, name: str) -> bool:
+    """Return the value of an option that is on or off; raise a `ConfigurationError` unless it is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, not {value!r}.")
+    return value
+
+
 def valid_choice(value: _T, name: str, choices: Sequence[str]) -> _T:
     """Return the value of an option; raise a `ConfigurationError` unless it is one of the choices."""
     if value not in choices:
@@ -79,6 +95,18 @@ Threshold = Annotated[float, BeforeValidator(valid_threshold), Field(ge=0.0)]
 Text = Annotated[str, BeforeValidator(lambda value: encodable(value) if isinstance(value, str) else value)]
 MAX_TOKEN_CHARACTERS = 32
 """`Draft.head` keeps at most this many characters per token: some servers return a whole text as one token."""
+
+
+class Options(BaseModel):
+    """Base class of models whose numbers cannot be True or False, which pydantic would read as 1 and 0."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and annotation in (int, float, int | None, float | None):
+            raise ConfigurationError(f"{info.field_name} must be a number, not {value}.")
+        return value
 
 
 class Frozen(BaseModel):

@@ -74,6 +74,8 @@ HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
             for timeout in (True, 0, -1, math.nan, "soon")
         ),
         (lambda: AnswerFirst(retrieve_below=True), ConfigurationError, None),
+        (lambda: AnswerFirst(prefetch="no"), ConfigurationError, None),
+        (lambda: load_gate("constant:random", rate=True), ConfigurationError, None),
         (lambda: AnswerFirst(answer_above=float("nan")), ConfigurationError, None),
         (lambda: LookFirst(min_gain=True), ConfigurationError, None),
         (lambda: valid_count(True, "k"), ConfigurationError, None),

@@ -24,6 +24,7 @@ from rgate_integrations.langchain import (
     CorpusRetriever,
     GatedRetriever,
     IndexRetriever,
+    LocalChat,
     RetrievalGate,
     gated_rag,
 )
@@ -126,6 +127,14 @@ WRONG = [
     (ValidationError, "k\n", lambda: IndexRetriever(index=BM25Index([]), k=0)),
     (ValidationError, "instance of Retriever", lambda: IndexRetriever(index="a folder")),
     (ValidationError, "instance of Retriever", lambda: IndexRetriever(index=None)),
+    # Regression: True was read as 1.
+    (ValidationError, "tokens must be a number", lambda: RetrievalGate("constant:never", tokens=True)),
+    (ValidationError, "top must be a number", lambda: RetrievalGate(corpus=True, top=True)),
+    (ValidationError, "k must be a number", lambda: GatedRetriever(retriever=Search(), k=True)),
+    (ValidationError, "max_queries must be a number", lambda: ClaimQueryRewriter(max_queries=True)),
+    (ValidationError, "k must be a number", lambda: IndexRetriever(index=BM25Index([]), k=True)),
+    (ValidationError, "max_tokens must be a number", lambda: LocalChat(max_tokens=True)),
+    (ConfigurationError, "return_sources must be", lambda: gated_rag(Search(), Chat(), return_sources="no")),
 ]
 
 

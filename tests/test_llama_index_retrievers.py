@@ -224,6 +224,15 @@ AS_LLM = r"str cannot be used as an LLM: .* load_gate\(llm_name="  # regression:
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, max_queries=0), f"max_queries {COUNT}"),
         (lambda gate: ClaimQueryTransform(gate, max_queries="6"), f"max_queries {COUNT}"),
         (
+            lambda gate: ClaimFusionRetriever([Shelf()], gate, filter_claims="no"),
+            "filter_claims must be True",
+        ),
+        (lambda gate: ClaimQueryTransform(gate, filter_claims=1), "filter_claims must be True or False"),
+        (
+            lambda gate: GatedQueryEngine(Rag(), Rag(), gate, streaming="no"),
+            "streaming must be True or False",
+        ),
+        (
             lambda gate: IndexRetriever(PassageIndex(Letters()), similarity_top_k=-1),
             f"similarity_top_k {COUNT}",
         ),

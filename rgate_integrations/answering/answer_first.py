@@ -17,7 +17,7 @@ from rgate_integrations.answering.look_first import (
     decide_with_passages,
     is_never_known,
 )
-from rgate_integrations.decision import Decision, to_float, valid_count
+from rgate_integrations.decision import Decision, to_float, valid_count, valid_flag
 from rgate_integrations.engine.loading import OWN
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
@@ -43,8 +43,8 @@ class AnswerFirst(RoutingOptions):
             be able to search before the decision. Prefetching has no effect with look first, which searches earlier.
 
     Raises:
-        ConfigurationError: ``tokens`` is not a whole number of at least 1, ``retrieve_below`` is above
-            ``answer_above``, or one of these two is not a number.
+        ConfigurationError: ``tokens`` is not a whole number of at least 1, ``prefetch`` is not a bool,
+            ``retrieve_below`` is above ``answer_above``, or one of these two is not a number.
     """
 
     argument = "answer_first"
@@ -57,6 +57,7 @@ class AnswerFirst(RoutingOptions):
 
     def __post_init__(self) -> None:
         valid_count(self.tokens, "tokens")
+        valid_flag(self.prefetch, "prefetch")
         for name in ("retrieve_below", "answer_above"):
             number = to_float(getattr(self, name))
             if number is None or math.isnan(number):

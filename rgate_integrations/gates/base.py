@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import PlainSerializer, ValidationError
 
-from rgate_integrations.decision import Cost, Draft, Frozen, Outcome, Override, Threshold
+from rgate_integrations.decision import Cost, Draft, Frozen, Options, Outcome, Override, Threshold
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
@@ -90,7 +90,7 @@ class Score:
         return replace(self, override=Override(retrieve=retrieve, reason=reason))
 
 
-class Gate(Frozen, ABC):
+class Gate(Frozen, Options, ABC):
     """Scores evidence: how likely is it that the LLM knows the answer?
 
     Gates are immutable values. To use one, pass it to `load_gate`, or to a framework's adapter as

@@ -16,6 +16,7 @@ from langchain_core.runnables.base import RunnableLike
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations.decision import valid_flag
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.engine.search_texts import list_search_texts
 from rgate_integrations.errors import ConfigurationError
@@ -85,7 +86,7 @@ def gated_rag(
         RunnablePassthrough.assign(answer=with_passages | llm | StrOutputParser()),
     )
     direct: Runnable[Any, Any] = RunnablePassthrough.assign(answer=closed_book | llm | StrOutputParser())
-    keys: Any = ["sources", "answer"] if return_sources else "answer"
+    keys: Any = ["sources", "answer"] if valid_flag(return_sources, "return_sources") else "answer"
     router = decider.route(
         retrieve=retrieve.pick(keys),
         direct=direct.pick(keys),

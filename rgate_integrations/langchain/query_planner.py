@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
 from rgate_integrations.answering.rewriting import Rewriter
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Options
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain.questions import parse_question
 from rgate_integrations.runtime.flow import Flow
 
 
-class QueryPlanner(BaseModel):
+class QueryPlanner(Options):
     """A gate, and the options for turning its decisions into queries.
 
     Attributes:

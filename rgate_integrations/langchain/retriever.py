@@ -11,7 +11,7 @@ from langchain_core.runnables import Runnable, run_in_executor
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.answering.rewriting import Rewriter
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Options
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain.bound_decision import search_config
@@ -22,7 +22,7 @@ from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
 
 
-class IndexRetriever(BaseRetriever):
+class IndexRetriever(Options, BaseRetriever):
     """An index of this package as a LangChain retriever.
 
     Attributes:

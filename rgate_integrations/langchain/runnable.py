@@ -18,6 +18,7 @@ from langchain_core.runnables.config import get_config_list, patch_config
 from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
 from pydantic import ConfigDict
 
+from rgate_integrations.decision import Options
 from rgate_integrations.langchain.chat_models import list_parts
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, is_interrupt, run
 
@@ -50,7 +51,7 @@ class Run:
         return config
 
 
-class FlowRunnable(RunnableSerializable[Input, Output]):
+class FlowRunnable(RunnableSerializable[Input, Output], Options):
     """A runnable whose subclasses implement only `flow`; invoke, batch and their async forms run it.
 
     Each input has its own run in traces, even in a batch. Options are fields, so that ``configurable_fields`` and

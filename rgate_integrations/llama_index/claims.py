@@ -15,7 +15,7 @@ from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rgate_integrations.answering.query_plan import plan_queries_flow
-from rgate_integrations.decision import valid_count
+from rgate_integrations.decision import valid_count, valid_flag
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts, check_part
@@ -41,7 +41,7 @@ class ClaimFusionRetriever(FlowRetriever):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate, ``draft_llm`` or a number is invalid, or one of ``retrievers`` is not a
+        ConfigurationError: The gate, ``draft_llm`` or an option is invalid, or one of ``retrievers`` is not a
             retriever.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read or downloaded.
@@ -65,7 +65,7 @@ class ClaimFusionRetriever(FlowRetriever):
         self.decider = QueryDecider(gate, draft_llm, tokens)
         self.similarity_top_k = valid_count(similarity_top_k, "similarity_top_k")
         self.max_queries = valid_count(max_queries, "max_queries")
-        self.filter_claims = filter_claims
+        self.filter_claims = valid_flag(filter_claims, "filter_claims")
         super().__init__()
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
@@ -94,7 +94,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Raises:
-        ConfigurationError: The gate, ``draft_llm`` or ``max_queries`` is invalid.
+        ConfigurationError: The gate, ``draft_llm``, ``max_queries`` or ``filter_claims`` is invalid.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
@@ -111,7 +111,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         # 64 tokens are two or three sentences, which are the claims.
         self.decider = QueryDecider(gate, draft_llm, tokens=64)
         self.max_queries = valid_count(max_queries, "max_queries")
-        self.filter_claims = filter_claims
+        self.filter_claims = valid_flag(filter_claims, "filter_claims")
         super().__init__()
 
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:

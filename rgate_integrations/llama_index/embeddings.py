@@ -8,10 +8,11 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import Field
 
+from rgate_integrations.decision import Options
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
 
 
-class RGateEmbedding(BaseEmbedding):
+class RGateEmbedding(BaseEmbedding, Options):
     """The embedder of this package's indexes as a LlamaIndex embedding model.
 
     The model is loaded on first use and shared within the process. The vectors of the latest 1,024 queries are kept,

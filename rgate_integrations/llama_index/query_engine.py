@@ -21,7 +21,7 @@ from rgate_integrations.answering.corpora import check_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput
 from rgate_integrations.answering.strategy import Strategy
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, valid_flag
 from rgate_integrations.engine.decider import read_item
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
@@ -113,7 +113,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         )
         if isinstance(retriever, CorpusRetriever):
             check_corpora(self.decider.gate.corpora, retriever.parts)
-        self.streaming = streaming
+        self.streaming = valid_flag(streaming, "streaming")
         name = get_llm_name(llm)
         self.strategy = Strategy.from_options(
             self.decider.gate,

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
-from rgate_integrations.decision import Draft
+from rgate_integrations.decision import Draft, Options
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.base import Values
 from rgate_integrations.models.pooling import PooledLayer, layer_numbers
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ONE_OR_SEVERAL = BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else stop or ())
 
 
-class GenerationOptions(BaseModel):
+class GenerationOptions(Options):
     """Options of generation; local chat models and LLMs inherit them as fields.
 
     Attributes:
