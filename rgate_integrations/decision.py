@@ -415,9 +415,6 @@ class Override(Frozen):
     retrieve: bool
     reason: Text
 
-    def __str__(self) -> str:
-        return f"{'retrieve' if self.retrieve else 'direct'}: {self.reason}"
-
 
 class Decision(Frozen):
     """Whether to retrieve for a question, and why.

@@ -527,3 +527,9 @@ def test_no_other_thread_spins_after_the_heads_have_judged():
     """Regression: BLAS shared the product, and its threads went on spinning: twice the CPU time of a decision."""
     done = subprocess.run([sys.executable, "-c", OTHER_THREADS], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 1.3
+
+
+def test_gates_share_the_shipped_weights():
+    """Regression: an application that loads a gate for each request grew by 11 MB a request."""
+    first, second = load_gate(), load_gate(llm_name="gpt-4o")
+    assert first.gate.trained.segments.hidden is second.gate.trained.segments.hidden

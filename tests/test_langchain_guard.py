@@ -299,3 +299,13 @@ def test_old_code_calls_the_hook_itself(guarded):
     found = Outer(inner=guarded).invoke("unknown?", {"callbacks": [collector]})
     assert texts(found) == ["about unknown?", "shared"]
     assert [child.name for child in collector.traced_runs[0].child_runs] == ["GatedRetriever"]
+
+
+def test_what_one_search_found_is_kept_whole():
+    """Regression: of two documents with the same text or id, one was lost, and with it a citation."""
+    alike = [Document("See it.", metadata={"source": name}) for name in "ab"]
+    parts = [Document(text, id="manual") for text in "cd"]
+    found = RetrievalGate("constant:always").guard(lambda query: [*alike, *parts]).invoke("Which?")
+    assert [document.page_content for document in found] == ["See it.", "See it.", "c", "d"]
+    assert [document.metadata.get("source") for document in found] == ["a", "b", None, None]
+    assert len(RetrievalGate("constant:always").guard(lambda query: alike, k=1).invoke("Which?")) == 1

@@ -1,6 +1,7 @@
 """Saved gates: read back as they were, refused when they are damaged or fit another model."""
 
 import hashlib
+import json
 import math
 import os
 from dataclasses import replace
@@ -71,6 +72,8 @@ def test_a_gate_that_a_kill_left_aside_still_loads(tmp_path):
     ("changes", "why"),
     [
         ({"format": 9}, "reads formats up to"),
+        ({"format": "1"}, "lacks its format or threshold"),
+        ({"format": 0}, "lacks its format or threshold"),
         ({"prompts": {"answer": "0"}}, "another version of the prompt"),
         ({"bias": "x"}, "bias: "),
         ({"source": "stranger"}, "source: Input should be 'proxy'"),
@@ -83,6 +86,17 @@ def test_what_a_gate_cannot_be_is_said(tmp_path, changes, why):
     folder = save_gate(PROBE, tmp_path / "g")
     change(folder, **changes)
     with pytest.raises(ModelLoadError, match=why):
+        load_gate(str(folder))
+
+
+@pytest.mark.parametrize("key", ["format", "threshold"])
+def test_a_gate_without_what_every_gate_has_is_damaged(tmp_path, key):
+    """Regression: a gate that had lost its threshold decided by 0.5."""
+    folder = save_gate(PROBE, tmp_path / "g")
+    config = json.loads((folder / "gate.json").read_text())
+    del config[key]
+    (folder / "gate.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="lacks its format or threshold"):
         load_gate(str(folder))
 
 

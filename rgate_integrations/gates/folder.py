@@ -7,6 +7,7 @@ import html
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,9 @@ def read_gate(name: str | Path) -> SavedGate:
     try:
         content = dict(parse_json(read_file(folder / CONFIG)))
         version, digest = content.pop("format", None), content.pop("weights_sha256", "")
-        if isinstance(version, int) and version > FORMAT:
+        if not isinstance(version, int) or version < 1 or "threshold" not in content:
+            raise ValueError(f"{CONFIG} lacks its format or threshold")
+        if version > FORMAT:
             raise ModelLoadError(
                 f"The gate in {str(folder)!r} has format {version}, but this version reads formats up to {FORMAT}.",
                 hint="Upgrade rgate-integrations.",
@@ -206,6 +209,12 @@ def read_gate(name: str | Path) -> SavedGate:
         return kind(**content)
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise unreadable(folder, error) from error
+
+
+@cache
+def read_shipped(folder: Path) -> SavedGate:
+    """Return a shipped gate, read once: it takes 11 MB, and some applications load a gate for each request."""
+    return read_gate(folder)
 
 
 def read_prior(name: str | Path) -> SavedGate:

@@ -19,12 +19,13 @@ from rgate_integrations.gates.folder import (
     has_gate,
     map_folders,
     read_gate,
+    read_shipped,
     saved_folder,
     shipped,
     unreadable,
 )
 from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
-from rgate_integrations.runtime.files import find_folder
+from rgate_integrations.runtime.files import SHIPPED, find_folder
 
 _GATES = {
     "adapt": "papers.verdicts:AdaptGate",
@@ -167,7 +168,7 @@ def _find_beside(folder: Path, name: str) -> str:
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     """Load a saved gate by its folder, Hub id or shipped name; raises as `make_gate` does."""
     folder = saved_folder(name)
-    saved = read_gate(folder)
+    saved = read_shipped(folder) if folder.parent == SHIPPED else read_gate(folder)
     if folder == find_folder(name):
         # As an absolute path, because a gate that contains this one may be saved, and loaded from another folder.
         name = os.path.abspath(os.path.expanduser(name))

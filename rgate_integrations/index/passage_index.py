@@ -202,9 +202,13 @@ class PassageIndex:
         self.add(passages, vectors, replace=True)
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Remove passages by id, ignoring unknown ids, and return the number removed."""
+        """Remove passages by id, ignoring unknown ids, and return the number removed.
+
+        Raises:
+            ConfigurationError: The ids are a text.
+        """
         with self._lock:
-            gone = self._state.row_of.keys() & set(map(str, ids))
+            gone = self._state.row_of.keys() & set(_list_ids(ids))
             if gone:
                 self._replace(gone, [], np.zeros((0, self._state.buffer.shape[1]), np.float32))
             return len(gone)
@@ -227,19 +231,24 @@ class PassageIndex:
         self._state = _State.from_passages((*rest, *passages), buffer)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
-        """Return the passages with these ids, in the order of ``ids``; unknown ids are skipped."""
+        """Return the passages with these ids, in the order of ``ids``; unknown ids are skipped.
+
+        Raises:
+            ConfigurationError: The ids are a text.
+        """
         # Read once, because another thread may replace it meanwhile.
         state = self._state
-        return [state.passages[state.row_of[name]] for name in map(str, ids) if name in state.row_of]
+        return [state.passages[state.row_of[name]] for name in _list_ids(ids) if name in state.row_of]
 
     def vectors(self, ids: Iterable[str]) -> Float32Array:
         """Return the normalised vectors of passages, in the order of ``ids``, shape (ids, dimension).
 
         Raises:
+            ConfigurationError: The ids are a text.
             KeyError: An id is unknown.
         """
         state = self._state
-        return state.vectors[[state.row_of[str(name)] for name in ids]]
+        return state.vectors[[state.row_of[name] for name in _list_ids(ids)]]
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return the ``k`` nearest passages for each query, nearest first, or fewer if the index has fewer.
@@ -362,6 +371,19 @@ class PassageIndex:
                 else "The embedder has changed. Restore it, or build the index again.",
             )
         return index
+
+
+def _list_ids(ids: Iterable[str]) -> list[str]:
+    """Return ids as strings.
+
+    Raises:
+        ConfigurationError: They are a text, of which each character would be an id.
+    """
+    if isinstance(ids, str):
+        raise ConfigurationError(
+            f"An index needs a list of ids, not a single string: {ids[:60]!r}.", hint="Pass [id]."
+        )
+    return list(map(str, ids))
 
 
 def _read(path: Path) -> tuple[str, str, _State]:

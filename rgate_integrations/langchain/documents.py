@@ -68,7 +68,7 @@ def longest(results: Sequence[Any]) -> int:
 def fuse_documents(
     origins: Sequence[Mapping[str, Any]], results: Sequence[Any], k: int | None = None
 ) -> list[Document] | Exception:
-    """Return the documents of one question's searches, fused by reciprocal rank, best first.
+    """Return the documents of one question's searches, best first; several searches are fused by reciprocal rank.
 
     The documents are copies. Their metadata also has the origin of their search, and their rank in it as
     ``rgate_rank``, from 1; existing keys keep their values.
@@ -96,6 +96,8 @@ def fuse_documents(
             metadata = {**origin, "rgate_rank": rank, **(document.metadata or {})}
             ranking.append(document.model_copy(update={"metadata": metadata}))
         rankings.append(ranking)
+    if len(rankings) == 1:  # nothing to fuse: texts and ids may be repeated
+        return rankings[0][:k]
     # Ids are unique only within a corpus.
     return fuse(
         rankings,
