@@ -71,9 +71,10 @@ class GatedTool(FunctionTool):
                 "message for a known question is meant for the agent.",
                 hint="Set return_direct=False, or guard the tool's engine with a GatedQueryEngine.",
             )
-        names = self.tool.metadata.get_parameters_dict().get("properties")
-        if question is not None and names and question not in names:  # the tool would always run
-            raise unknown_name(f"parameter of the tool {self.tool.metadata.name!r}", question, names)
+        # Kept, because making the schema takes longer than a call.
+        self._names = list(self.tool.metadata.get_parameters_dict().get("properties", ()))
+        if question is not None and self._names and question not in self._names:  # the tool would always run
+            raise unknown_name(f"parameter of the tool {self.tool.metadata.name!r}", question, self._names)
         self.decider = QueryDecider(gate, llm, tokens)
         self.question = question
         self.known_message = known_message
@@ -99,8 +100,7 @@ class GatedTool(FunctionTool):
         return await arun(self._call(args, kwargs))
 
     def _call(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Flow[ToolOutput]:
-        parameters = self.metadata.get_parameters_dict().get("properties", {})
-        named = {**dict(zip(parameters, args, strict=False)), **arguments}
+        named = {**dict(zip(self._names, args, strict=False)), **arguments}
         bundle = QueryBundle(_question(named, self.question) or "")
         decision: Decision | None = None
         if bundle.query_str:
