@@ -10,13 +10,20 @@ from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.load import dumpd, load
 from langchain_core.prompts import ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate
-from langchain_core.runnables import ConfigurableField, RunnableLambda
+from langchain_core.runnables import (
+    ConfigurableField,
+    RunnableLambda,
+    RunnablePassthrough,
+    RunnableSequence,
+)
+from langchain_core.runnables.base import RunnableBinding
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import ValidationError
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.index import BM25Index
 from rgate_integrations.langchain import (
@@ -162,6 +169,43 @@ def test_a_whole_router_can_be_written_and_read():
     again = loaded(json.loads(json.dumps(dumpd(router))))
     assert again.invoke({"question": "a"}).to_string() == "Human: direct a"
     assert isinstance(again, RetrievalRouter)
+
+
+STRATEGIES = {
+    "answer first": {"answer_first": AnswerFirst(tokens=5, question_gate="constant:random:0.5")},
+    "look first": {"look_first": LookFirst(min_gain=0.1)},
+    "both": {"answer_first": True, "look_first": True},
+}
+
+
+@pytest.mark.parametrize("options", STRATEGIES.values(), ids=list(STRATEGIES))
+@pytest.mark.parametrize("config", [None, {"configurable": {"retrieval_threshold": 0.0}}], ids=["", "config"])
+def test_a_router_that_looks_or_answers_first_can_be_written_and_read(options, config):
+    """Regression: it could be written, but LangChain could not read it."""
+    prompts = [ChatPromptTemplate.from_template(text) for text in ("rag {question}", "direct {question}")]
+    gate = RetrievalGate("constant:always")
+    router = (gate.with_config(config) if config else gate).route(
+        retrieve=RunnablePassthrough() | prompts[0], direct=prompts[1], **options
+    )
+    dumped = json.loads(json.dumps(dumpd(router)))
+    again = loaded(dumped, [*READABLE, RunnableBinding, RunnablePassthrough, RunnableSequence])
+    assert dumpd(again) == dumped
+    assert again.strategy.answer_first == router.strategy.answer_first
+    assert again.strategy.look_first == router.strategy.look_first
+    answers = [chain.invoke({"question": "a"}).to_string() for chain in (router, again)]
+    assert answers == ["Human: direct a" if config else "Human: rag a"] * 2
+
+
+@pytest.mark.parametrize(
+    ("question_gate", "why"), [(Judge(), "Judge"), ("http://me:secret@localhost:1", "Strategy")]
+)
+def test_a_question_gate_that_is_an_object_or_has_a_login_cannot_be_read(question_gate, why):
+    prompt = ChatPromptTemplate.from_template("{question}")
+    options = AnswerFirst(question_gate=question_gate)
+    dumped = dumpd(GATE.route(retrieve=prompt, direct=prompt, answer_first=options))
+    assert "secret" not in json.dumps(dumped)
+    with pytest.raises(NotImplementedError, match=why):
+        loaded(dumped)
 
 
 def test_rewriter_and_guard_can_be_written():

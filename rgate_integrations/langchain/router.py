@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
@@ -22,6 +22,8 @@ from langchain_core.runnables.utils import (
 )
 from pydantic import PrivateAttr, SkipValidation
 
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import RoutedCall, RoutedInput
 from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Decision
@@ -74,7 +76,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             steps or a retriever.
         direct: Arm for known questions.
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
-            must accept ``drafts=``, as a `RetrievalGate` does.
+            must accept ``drafts=``, as a `RetrievalGate` does. From a dump, the options of `RetrievalGate.route`.
         condensed_key: See `RetrievalGate.route`.
         name: The name of its runs in traces.
 
@@ -101,11 +103,20 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         *,
         retrieve: RunnableLike[Input, Output],
         direct: RunnableLike[Input, Output],
-        strategy: Strategy | None = None,
+        strategy: Strategy | Mapping[str, Any] | None = None,
         condensed_key: str | None = None,
         name: str | None = None,
         **fields: Any,
     ) -> None:
+        if isinstance(strategy, Mapping):  # see `lc_attributes`
+            first, look = strategy["answer_first"], strategy["look_first"]
+            made = cast(Any, gate).route(
+                retrieve=retrieve,
+                direct=direct,
+                answer_first=AnswerFirst(**first) if first else False,
+                look_first=LookFirst(**look) if look else False,
+            )
+            gate, strategy = made.gate, made.strategy
         super().__init__(
             gate=gate,
             retrieve=coerce_to_runnable(retrieve),
@@ -129,6 +140,16 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         self._direct_arm = DirectArm(self.direct)
         if self.strategy.searches_ahead:
             split_arm(self.retrieve)  # an unsuitable arm raises here, not in the first call
+
+    @property
+    def lc_attributes(self) -> dict[str, Any]:
+        """What ``dumpd`` writes as ``strategy``: the options of `RetrievalGate.route`, which makes it again."""
+        if not self.strategy or self.strategy.made_for is None:  # it may be the user's own
+            return {}
+        first, look = self.strategy.answer_first, self.strategy.look_first
+        if first is not None and "@" in str(first.question_gate):
+            return {"strategy": Strategy}  # traces may contain the dump, and a URL may contain a login
+        return {"strategy": {"answer_first": first and vars(first), "look_first": look and vars(look)}}
 
     @property
     def InputType(self) -> Any:
