@@ -221,3 +221,17 @@ def test_the_users_metadata_is_kept_and_ours_is_named(call):
     call(chain, "known?", {"metadata": mine, "callbacks": [collector]})
     seen = json.loads(json.dumps(collector.traced_runs[0].child_runs[-1].extra["metadata"]))
     assert {key: seen[key] for key in mine | ours} == mine | ours
+
+
+@pytest.mark.parametrize("answer_first", [False, True], ids=["question", "answer first"])
+@each(INVOKES)
+def test_a_guard_in_the_retrieve_arm_searches_for_the_question_in_other_words(answer_first, call):
+    """Regression: it decided anew about a rewritten question, so that the arm had no passages."""
+    search, judge = Search(), Judge()
+    gate = RetrievalGate(judge)
+    arm = RunnableLambda(lambda question: "in other words") | gate.guard(search)
+    router = gate.route(
+        retrieve=arm, direct=RunnableLambda(lambda question: "Perhaps."), answer_first=answer_first
+    )
+    assert texts(call(router, "unknown?")) == ["about in other words", "shared"]
+    assert "in other words" not in judge.questions

@@ -312,6 +312,7 @@ class BoundDecision:
         llm: The LLM that writes drafts for that gate, if any.
         threshold: The caller's threshold; None for the gate's.
         search_texts: The texts that are searched for instead of the question; see `list_search_texts`.
+        for_any: Whether the decision also applies to other questions, such as the question in other words.
     """
 
     question: str | None
@@ -320,6 +321,7 @@ class BoundDecision:
     llm: Any = None
     threshold: float | None = None
     search_texts: Sequence[str] = ()
+    for_any: bool = False
 
     def concerns(self, question: str, llm: Any) -> bool:
         """Return whether the decision applies to this question, and was made with the drafts of this LLM.
@@ -328,7 +330,7 @@ class BoundDecision:
         """
         if llm is not None and llm is not self.llm:
             return False
-        if self.question is None:
+        if self.question is None or self.for_any:
             return True
         forms = (self.question, self.decision.question, *self.search_texts)
         return any(form.strip() == question.strip() for form in forms)
@@ -342,7 +344,8 @@ class BoundDecision:
         """
         if question.strip() in (self.decision.question.strip(), (self.question or "").strip()):
             return self.decision
-        draft = None if self.question is None else self.decision.draft
+        searched = question.strip() in (text.strip() for text in self.search_texts)
+        draft = self.decision.draft if searched else None
         return self.decision.model_copy(update={"question": question, "draft": draft})
 
     def repeats(self, threshold: float | None, *gates: Decider) -> bool:

@@ -82,6 +82,8 @@ def bind_decision(
         llm=getattr(gate, "llm", None),
         threshold=read_threshold(gate, config),
         search_texts=list_search_texts(turn.question, turn.lines),
+        # An arm may rephrase the question, and must not lose its passages by that.
+        for_any=decision.retrieve,
     )
     # A decision replaces an earlier one to search ahead.
     return {**config, "configurable": {**config.get("configurable", {}), AHEAD_KEY: None, key: bound}}
