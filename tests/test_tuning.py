@@ -11,7 +11,12 @@ import pytest
 
 from rgate_integrations import Request, load_gate
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, EvidenceError, MissingDependencyError
+from rgate_integrations.errors import (
+    ConfigurationError,
+    DataFormatError,
+    EvidenceError,
+    MissingDependencyError,
+)
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.gates.tuned import draft_features
@@ -260,3 +265,23 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
     )
     assert [decision.retrieve for decision in decisions] == [index % 4 == 0 for index in range(60)]
     assert "Threshold 0.000: retrieves for 25.0%." in (found.folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "labels", "why"),
+    [
+        (questions(19), "agreement", "Only 19 questions; at least 20"),
+        (
+            [{"question": row["question"]} for row in questions()],
+            "gold",
+            "Only 0 questions have gold answers",
+        ),
+        ([*questions(19), {"question": "what is number 99?"}], "gold", "Only 19 questions have gold answers"),
+    ],
+)
+def test_what_cannot_be_labelled_is_said_before_the_llm_is_asked(tmp_path, prior, given, labels, why):
+    """Regression: all calls were paid for first."""
+    direct = Direct()
+    with pytest.raises(DataFormatError, match=why):
+        tuned(tmp_path, prior, given, direct=direct, options={"labels": labels})
+    assert direct.asked == []

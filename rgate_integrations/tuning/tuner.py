@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from rgate_integrations.decision import valid_choice, valid_count
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import DEFAULT_GATE, Corpus, load_gate
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import CARD, CONFIG, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
@@ -21,7 +21,7 @@ from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.files import check_output, expand, find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
-from rgate_integrations.tuning.calibration import MaxLoss, Policy
+from rgate_integrations.tuning.calibration import LEAST, MaxLoss, Policy
 from rgate_integrations.tuning.collection import (
     Answers,
     ArmName,
@@ -37,7 +37,7 @@ from rgate_integrations.tuning.fitting import (
     make_readings,
 )
 from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, label
-from rgate_integrations.tuning.questions import Questions, read_questions
+from rgate_integrations.tuning.questions import Question, Questions, read_questions
 from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
@@ -183,13 +183,32 @@ def tune(
     to_ask = read_questions(questions)
     order = np.random.default_rng(options.seed).permutation(len(to_ask))  # a random sample in the log's order
     to_ask = [to_ask[index] for index in np.sort(order[: options.max_questions])]
-    # We lock the answers and not the folder, because the folder is replaced as a whole at the end.
-    with locked(answers_file(folder)):
+    with locked(answers_file(folder)):  # not the folder, which is replaced as a whole at the end
         answers = Answers(answers_file(folder), arms)
+        _check_enough([*to_ask, *(answered.question for answered in answers.complete())], options)
         if before is not None:
             before(len(to_ask), answers.count_missing(to_ask))
         failed = answers.ask(to_ask, concurrency=options.concurrency, progress=progress)
         return _fit_and_write(answers, gate, folder, failed, options, progress)
+
+
+def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
+    """Check, before any LLM call, that enough questions may get a label.
+
+    Raises:
+        DataFormatError: Fewer than 20 may.
+    """
+    needs_gold = options.labels in ("gold", "judge") or (
+        options.labels == "auto" and options.judge is not None
+    )
+    usable = {question.text for question in questions if question.gold or not needs_gold}
+    if len(usable) < LEAST:
+        raise DataFormatError(
+            f"Only {len(usable)} questions{' have gold answers' if needs_gold else ''}; at least {LEAST} are needed.",
+            hint='Add gold answers, or use labels="agreement" (--labels agreement).'
+            if needs_gold
+            else "Add questions: a useful guarantee needs hundreds.",
+        )
 
 
 def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None:
