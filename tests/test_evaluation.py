@@ -31,6 +31,22 @@ T, F = True, False
 GOOD = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
 
 
+def numbered(count):
+    return [{**GOOD, "question": f"What is number {number}?"} for number in range(count)]
+
+
+def test_a_question_that_is_repeated_counts_once_in_each_data_set(tmp_path):
+    """Regression: three questions in 200 lines each gave a guarantee."""
+    (line,) = numbered(1)
+    again = {**line, "question": " WHAT is number 0? ", "closed_book_correct": False}
+    path = write(tmp_path / "a.jsonl", line, again, {**line, "dataset": "other"})
+    (file,) = read_paired(path)
+    assert [(example.question.dataset, example.known) for example in file.examples] == [
+        ("a", True),
+        ("other", True),
+    ]
+
+
 # --- paired data -------------------------------------------------------------------------------------------
 
 
@@ -236,7 +252,7 @@ def test_the_numbers_of_a_guarantee_are_said_as_they_are(policy, n):
 
 def test_a_gate_is_saved_whose_options_are_numbers_of_numpy(tmp_path):
     """Regression: JSON has none of them, so that it failed at the end."""
-    gate, files = load_gate("constant:always"), read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 60)])
+    gate, files = load_gate("constant:always"), read_paired([write(tmp_path / "d.jsonl", *numbered(60))])
     found = calibrate(gate, files, MaxLoss(np.float32(0.5), np.float64(0.9)), seed=np.int64(3))
     saved = saved_gate(found.gate.gate, found.provenance)
     provenance = read_gate(save_gate(saved, tmp_path / "gate")).provenance
@@ -273,6 +289,13 @@ def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_th
     ]
     assert {d.retrieve for d in real[::8]} == {False}
     assert {d.retrieve for d in real[4::8]} == {True}
+
+
+class Failing(ScriptedProxy):
+    """Fails for every question."""
+
+    def _called(self, what, values):
+        raise RuntimeError("scripted failure")
 
 
 class Sevens(ScriptedProxy):
@@ -324,6 +347,6 @@ def with_a_corpus():
     ids=["corpus", "fails", "too few"],
 )
 def test_what_is_not_calibrated(tmp_path, make, questions, error, why):
-    files = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * questions)])
+    files = read_paired([write(tmp_path / "d.jsonl", *numbered(questions))])
     with pytest.raises(error, match=why):
         calibrate(make(), files, Budget(0.5))

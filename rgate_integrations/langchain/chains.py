@@ -53,7 +53,8 @@ def gated_rag(
     messages, or those in a dict under ``chat_history`` or ``history``, become the prompts' ``chat_history``. A
     dict's other keys are variables for the prompts, too.
     A gate with ``condense`` rewrites a follow-up as a standalone question once, for itself, the retriever and
-    the prompts, whose ``chat_history`` is then empty.
+    the prompts, whose ``chat_history`` is then empty. System messages and images do not reach the LLM: if you
+    need them, use `RetrievalGate.route`.
 
     Args:
         retriever: Finds passages: a retriever, or any runnable or function from a query to documents. With several

@@ -273,6 +273,9 @@ def _read_target(record: Record, question: Question, label: str) -> float:
 def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
     """Read paired data: questions with the labels of both arms, one JSON record per line.
 
+    Of a question that a data set of a file repeats, the first line counts: repetitions would narrow intervals and
+    weaken guarantees.
+
     A record needs ``question`` and, for each arm, the label (``closed_book_correct``, ``rag_correct``) or the answer
     (``closed_book_answer``, ``rag_answer``) with ``gold_answers``. Optional: ``dataset``, ``closed_book_text``,
     ``closed_book_logprobs``, ``popularity``.
@@ -286,12 +289,13 @@ def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
     """
     files: list[DataFile] = []
     for path in as_paths(paths):
-        examples = []
+        examples: dict[tuple[str, str], Example] = {}
         for record, question in _read_file(path, 'Each line needs "question" and the labels of both arms.'):
             known = _is_right(record, question, "closed_book")
-            examples.append(Example(question, float(known), _is_right(record, question, "rag")))
-        file = DataFile.from_examples(path, examples)
-        # A file that is given twice must not count twice, which would narrow intervals and weaken guarantees.
+            example = Example(question, float(known), _is_right(record, question, "rag"))
+            examples.setdefault((question.dataset, normalise(question.text) or question.text), example)
+        file = DataFile.from_examples(path, list(examples.values()))
+        # Nor must a file that is given twice count twice.
         if file.sha256 in {earlier.sha256 for earlier in files}:
             raise DataFormatError(
                 f"{path} has no new questions: an earlier file has the same content.",
