@@ -337,7 +337,7 @@ def with_a_corpus():
         pytest.param(with_a_corpus, 60, ConfigurationError, "corpus", marks=pytest.mark.model),
         # Regression: its failures counted as P(known) = 0, and a gate came out.
         (
-            lambda: load_gate("prompt", proxy=ScriptedProxy(fails_for="a?")),
+            lambda: load_gate("prompt", proxy=Failing()),
             60,
             EvidenceError,
             "every question",
