@@ -190,6 +190,31 @@ def test_the_calibration_of_anybody_is_compared():
         assert measure_drift([0.5], n, [0.5] * 50, 0.5).retrieval_rate == 0
 
 
+@pytest.mark.parametrize("logged", [0.3, 0.99])
+def test_a_calibration_with_a_single_score_cannot_show_a_change(tmp_path, logged):
+    """Regression: the index was 0.00 for any traffic, which was said to be like that at calibration."""
+    provenance = {"scores": [0.3] * 101}
+    save_gate(SavedGate(method="calibrated", threshold=0.5, provenance=provenance), tmp_path / "gate")
+    log = write(tmp_path / "log.jsonl", *[{"question": "q", "p_known": logged}] * 60)
+    output = printed("monitor", log, "--gate", tmp_path / "gate")
+    assert f"60 decisions: P(known) below the threshold in {100.0 * (logged < 0.5)}%, 100.0%" in output
+    assert "cannot tell whether the traffic has changed" in output.replace("\n", " ")
+    assert LIKE not in output
+    assert "index" not in output
+
+
+@pytest.mark.parametrize("p_known", [-0.01, 1.01, 99])
+def test_a_log_whose_probabilities_are_none_is_refused(tmp_path, p_known):
+    """Regression: they counted as a change of the traffic."""
+    provenance = {"scores": np.linspace(0, 1, 101).tolist()}
+    save_gate(SavedGate(method="calibrated", threshold=0.5, provenance=provenance), tmp_path / "gate")
+    lines = [{"question": "q", "p_known": i / 100} for i in range(100)]
+    log = write(tmp_path / "log.jsonl", *lines, {"question": "q", "p_known": p_known})
+    failed = rgate("monitor", log, "--gate", tmp_path / "gate").exception
+    assert isinstance(failed, DataFormatError)
+    assert "line 101: p_known is not in [0, 1]" in failed.message
+
+
 def test_monitoring_from_the_command_line(tmp_path):
     provenance = {"scores": np.linspace(0, 1, 101).tolist()}
     save_gate(SavedGate(method="calibrated", threshold=0.5, provenance=provenance), tmp_path / "gate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -318,6 +319,8 @@ def monitor(
     logged, covered, gaps = [], [], []
     for record in read_records(log, hint="Remove the line if its writing was interrupted."):
         p_known, p_covered = record.optional_number("p_known"), record.optional_number("p_covered")
+        if p_known is not None and not 0 <= p_known <= 1:
+            raise record.error("p_known is not in [0, 1]")
         if p_covered is not None and p_known is not None:
             covered.append(p_covered >= COVERED)
             if p_covered < COVERED and p_known < saved.threshold:
@@ -337,8 +340,9 @@ def monitor(
     n = calibration.optional_number("scored") or calibration.optional_number("n") or len(scores)
     drift = measure_drift(scores, n, logged, saved.threshold)
     low, high = drift.interval
+    index = f"; population stability index {drift.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
     say(
         f"{drift.n} decisions: P(known) below the threshold in {drift.retrieval_rate:.1%}, {drift.expected_rate:.1%} "
-        f"at calibration; population stability index {drift.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
+        f"at calibration{'' if math.isnan(drift.psi) else index}"
     )
     say(drift.advice, bold=True)

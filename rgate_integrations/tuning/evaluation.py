@@ -269,8 +269,9 @@ class Drift:
     Attributes:
         n: Number of logged scores.
         psi: Population stability index over the deciles of the calibration, corrected for its bias in small samples;
-            by the usual rule of thumb, below 0.1 is no change, and 0.25 or more is a large one.
-        interval: 95 % interval of `psi`.
+            by the usual rule of thumb, below 0.1 is no change, and 0.25 or more is a large one. NaN if all scores at
+            calibration were equal, because these have no deciles.
+        interval: 95 % interval of `psi`; from 0 to infinity if `psi` is NaN.
         retrieval_rate: Share of the logged scores below the threshold.
         expected_rate: The same share at calibration.
     """
@@ -287,6 +288,11 @@ class Drift:
 
         It says that the traffic has changed only if the lower end of `interval` is at least 0.1.
         """
+        if math.isnan(self.psi):
+            return (
+                "P(known) was the same for all questions at calibration, so rgate cannot tell whether the traffic "
+                "has changed."
+            )
         low, high = self.interval
         if low >= _LARGE_DRIFT:
             return "The traffic has changed: calibrate again."
@@ -321,7 +327,10 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
         )
     # Rounded as the quantiles are saved: a score that equals one must be on the same side of it.
     before, now = np.asarray(quantiles, dtype=float), np.round(logged, SCORE_DIGITS)
+    below, below_before = float((now < threshold).mean()), float((before < threshold).mean())
     deciles = np.unique(np.quantile(before, np.linspace(0, 1, 11)))
+    if len(deciles) == 1:
+        return Drift(len(now), math.nan, (0.0, math.inf), below, below_before)
     # The first and the last bin are open. Between equal scores, such as a gate's 0 and 1, the edges are halfway.
     edges = deciles[1:-1] if len(deciles) == 11 else (deciles[1:] + deciles[:-1]) / 2
     samples = []
@@ -336,9 +345,7 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
     index = ((samples[1] - samples[0]) * np.log(samples[1] / samples[0])).sum(axis=1)
     # Basic bootstrap: twice the estimate minus a quantile. The index cannot be negative.
     low, psi, high = np.maximum(2 * index[0] - np.quantile(index[1:], [0.975, 0.5, 0.025]), 0.0).tolist()
-    return Drift(
-        len(now), psi, (low, high), float((now < threshold).mean()), float((before < threshold).mean())
-    )
+    return Drift(len(now), psi, (low, high), below, below_before)
 
 
 def is_judged(p_known: float, override: object, error: object) -> bool:
