@@ -338,14 +338,13 @@ class BoundDecision:
     def about(self, question: str) -> Decision:
         """Return the decision for this question, for which `concerns` must be True.
 
-        For one of the texts to search for, the result is a copy with that text as its question. If the decision
-        applies to any question, it may have been made about another one. Then the result is a copy with this question
-        and without a draft, because the draft answers the other question.
+        If it was made about the question in other words, the result is a copy with this question. If `question` is
+        None, it may have been made about another question. Then the copy has no draft, because that answers the other
+        question.
         """
         if question.strip() in (self.decision.question.strip(), (self.question or "").strip()):
             return self.decision
-        searched = question.strip() in (text.strip() for text in self.search_texts)
-        draft = self.decision.draft if searched else None
+        draft = None if self.question is None else self.decision.draft
         return self.decision.model_copy(update={"question": question, "draft": draft})
 
     def repeats(self, threshold: float | None, *gates: Decider) -> bool:
