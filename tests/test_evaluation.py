@@ -35,6 +35,11 @@ def numbered(count):
     return [{**GOOD, "question": f"What is number {number}?"} for number in range(count)]
 
 
+def test_questions_that_differ_by_a_sign_are_two(tmp_path):
+    lines = [{**GOOD, "question": text} for text in ("What is C?", "What is C++?", "What is the C?")]
+    assert len(read_paired(write(tmp_path / "a.jsonl", *lines))[0].examples) == 3
+
+
 def test_a_question_that_is_repeated_counts_once_in_each_data_set(tmp_path):
     """Regression: three questions in 200 lines each gave a guarantee."""
     (line,) = numbered(1)

@@ -273,8 +273,8 @@ def _read_target(record: Record, question: Question, label: str) -> float:
 def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
     """Read paired data: questions with the labels of both arms, one JSON record per line.
 
-    Of a question that a data set of a file repeats, the first line counts: repetitions would narrow intervals and
-    weaken guarantees.
+    Of a question that a data set of a file repeats, ignoring case, the first line counts: repetitions would narrow
+    intervals and weaken guarantees.
 
     A record needs ``question`` and, for each arm, the label (``closed_book_correct``, ``rag_correct``) or the answer
     (``closed_book_answer``, ``rag_answer``) with ``gold_answers``. Optional: ``dataset``, ``closed_book_text``,
@@ -293,7 +293,7 @@ def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
         for record, question in _read_file(path, 'Each line needs "question" and the labels of both arms.'):
             known = _is_right(record, question, "closed_book")
             example = Example(question, float(known), _is_right(record, question, "rag"))
-            examples.setdefault((question.dataset, normalise(question.text) or question.text), example)
+            examples.setdefault((question.dataset, question.key), example)
         file = DataFile.from_examples(path, list(examples.values()))
         # Nor must a file that is given twice count twice.
         if file.sha256 in {earlier.sha256 for earlier in files}:
