@@ -223,6 +223,8 @@ AS_LLM = r"str cannot be used as an LLM: .* load_gate\(llm_name="  # regression:
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, similarity_top_k=0), f"similarity_top_k {COUNT}"),
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, max_queries=0), f"max_queries {COUNT}"),
         (lambda gate: ClaimQueryTransform(gate, max_queries="6"), f"max_queries {COUNT}"),
+        (lambda gate: IndexRetriever("a folder"), "str cannot be used as an index: it has no method search"),
+        (lambda gate: IndexRetriever(None), "NoneType cannot be used as an index"),
         (
             lambda gate: ClaimFusionRetriever([Shelf()], gate, filter_claims="no"),
             "filter_claims must be True",

@@ -41,6 +41,10 @@ _SPEAKERS = {
 }
 _PARTS = {
     "retrieve": ("a retriever", "Pass index.as_retriever(), or for a PassageIndex, IndexRetriever(index)."),
+    "search": (
+        "an index",
+        "Pass a PassageIndex, BM25Index or HybridIndex; PassageIndex.load reads a folder.",
+    ),
     "query": ("a query engine", "Pass index.as_query_engine()."),
     "complete": ("an LLM", 'Pass an LLM, such as OpenAI("gpt-4o"), or its name to load_gate(llm_name=…).'),
     "format_messages": ("a prompt", 'Pass PromptTemplate("Answer in one sentence: {query_str}").'),

@@ -278,10 +278,12 @@ class IndexRetriever(FlowRetriever):
         similarity_top_k: Maximum number of nodes, at least 1.
 
     Raises:
-        ConfigurationError: ``similarity_top_k`` is not a whole number of at least 1.
+        ConfigurationError: ``index`` has no method ``search``, or ``similarity_top_k`` is not a whole number of at
+            least 1.
     """
 
     def __init__(self, index: Retriever, *, similarity_top_k: int = 5) -> None:
+        check_part(index, "search")
         self.index = index
         self.similarity_top_k = valid_count(similarity_top_k, "similarity_top_k")
         super().__init__()
