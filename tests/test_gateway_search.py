@@ -1,6 +1,7 @@
 """The gateway's search: whether a retriever hangs, fails or returns something else, the client gets an answer."""
 
 import asyncio
+import json
 import threading
 from uuid import UUID
 
@@ -90,6 +91,21 @@ def test_too_few_lists_of_hits_are_an_error(caplog):
     with gateway(Words(), shelf=Returns([])) as between:
         assert gateway_headers(between.ask())["passages"] == "0"
     assert "The search failed: TypeError: The retriever returned 0 lists of hits for 1 queries" in caplog.text
+
+
+@pytest.mark.parametrize("look_first", [False, True])
+def test_passages_without_text_are_left_out(look_first):
+    """Regression: an empty passage was inserted as "[2] ", and counted."""
+    texts = ("William Shakespeare wrote Hamlet.", "", " \n")
+    found = [[Hit(Passage(str(number), text, "Hamlet"), 1.0) for number, text in enumerate(texts)]]
+    with gateway(Words(), shelf=Returns(found), look_first=look_first) as between:
+        assert gateway_headers(between.ask())["passages"] == "1"
+        sent = json.dumps(between.sent)
+        assert "[1] Hamlet: William Shakespeare" in sent
+        assert "[2]" not in sent
+    with gateway(Words(), shelf=Returns([found[0][1:]]), look_first=look_first) as between:
+        assert gateway_headers(between.ask())["passages"] == "0"
+        assert between.sent == HAMLET
 
 
 @pytest.mark.parametrize("look_first", [False, True])

@@ -47,7 +47,7 @@ class LimitedSearch:
         self._paused_until = 0.0
 
     async def search(self, queries: list[str]) -> list[list[Hit]]:
-        """Return the hits of each query, best first.
+        """Return the hits of each query that have text, best first.
 
         Raises:
             SearchError: The search timed out or crashed, or searches are paused.
@@ -118,4 +118,4 @@ class LimitedSearch:
                     "or title is not a string."
                 )
             hash(hit.passage.id)  # the key of fusion, such as a UUID
-        return hits
+        return [[hit for hit in ranking if hit.passage.text.strip()] for ranking in hits]
