@@ -2,14 +2,16 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from rgate_integrations import Gate, load_gate
 from rgate_integrations.engine.loading import resolve_gate
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.evidence import Context, DraftSpec, Evidence, EvidenceSpec, Piece
+from rgate_integrations.gates.registry import make_gate
 
 
 class Hedging(Gate):
@@ -92,3 +94,44 @@ def test_signals_that_are_no_numbers_cost_no_other_question_its_decision(scripte
     bad, good = load_gate(Signals(), proxy=scripted).decide_batch(["wrong?", "right?"])
     assert (bad.retrieve, bad.error.type) == (True, "ValidationError")
     assert (good.error, good.signals) == (None, {"own": 0.5})
+
+
+def test_specs_that_are_no_specs_are_refused():
+    """Regression: `decide` raised an AttributeError."""
+
+    class Wrong(Gate):
+        needed: Any
+
+        @property
+        def specs(self):
+            return self.needed
+
+        def score(self, evidence):
+            return Score(0.9, "")
+
+    for needed in ("draft", ("draft",), DraftSpec(tokens=4), None, (DraftSpec,)):
+        for gate in (Wrong(needed=needed), make_gate("calibrated", inner=Wrong(needed=needed))):
+            with pytest.raises(
+                ConfigurationError, match=r"specs must be a tuple.*\(DraftSpec\(tokens=16\),\)"
+            ):
+                load_gate(gate)
+    assert not load_gate(Wrong(needed=[])).decide("who wrote hamlet?").retrieve
+
+
+@pytest.mark.parametrize("history", [(), ("user: Who wrote Hamlet?", "assistant: Shakespeare.")])
+def test_a_gate_whose_specs_raise_retrieves(history):
+    """Regression: `decide` raised their error."""
+
+    class Raises(Gate):
+        @property
+        def specs(self):
+            raise RuntimeError("boom")
+
+        def score(self, evidence):
+            return Score(0.9, "")
+
+    for gate in (Raises(), make_gate("calibrated", inner=Raises())):
+        decision = load_gate(gate).decide("And when?", history=history)
+        assert (decision.retrieve, decision.error.type) == (True, "RuntimeError")
+        with pytest.raises(RuntimeError, match="boom"):
+            load_gate(gate, on_error="raise").decide("And when?", history=history)

@@ -222,12 +222,14 @@ class Decider(ABC):
 
     def _check_context(self, request: Request, decision: Decision) -> Decision:
         """Return the decision, changed to retrieve if the question needs earlier turns that the gate did not read."""
+        if decision.error is not None:  # it retrieves; a gate that failed may not even know what it reads
+            return decision
         missing = missing_context(request, reads_history=self.reads_history)
         override = decision.override
         # "Thanks for that!" refers back, but needs no earlier turn. A gate trained on conversations can tell.
         is_sure = self.knows_follow_ups and decision.p_known >= MIN_P_KNOWN_IF_REFERS_BACK
         is_settled = is_sure if override is None else override.retrieve
-        if not missing or is_settled or decision.error is not None:
+        if not missing or is_settled:
             return decision
         return decision.with_retrieve(
             True,

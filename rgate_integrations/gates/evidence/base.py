@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rgate_integrations.decision import Cost, Draft, Request
 from rgate_integrations.errors import (
+    ConfigurationError,
     DownloadError,
     EvidenceError,
     MissingDependencyError,
@@ -79,15 +80,32 @@ class EvidenceSpec(ABC, Generic[_T]):
 
 
 def expand_specs(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
-    """Return these specs and all that they need, directly or through others, each once."""
+    """Return these specs and all that they need, directly or through others, each once.
+
+    Raises:
+        ConfigurationError: The specs of a gate, or of a gate inside it, are not a tuple of specs.
+    """
     expanded: dict[EvidenceSpec[Any], None] = {}
-    pending = list(specs)
+    pending: list[EvidenceSpec[Any]] = []
+    pending += _check_specs(specs)
     while pending:
         spec = pending.pop()
         if spec not in expanded:
             expanded[spec] = None
-            pending += spec.needs
+            pending += _check_specs(spec.needs)
     return list(expanded)
+
+
+def _check_specs(specs: Any) -> Sequence[EvidenceSpec[Any]]:
+    is_several = isinstance(specs, list | tuple)
+    wrong = [spec for spec in specs if not isinstance(spec, EvidenceSpec)] if is_several else [specs]
+    if wrong:
+        raise ConfigurationError(
+            f"A gate's specs must be a tuple of evidence specs, but {wrong[0]!r:.60} is of type "
+            f"{type(wrong[0]).__name__}.",
+            hint="For example, return (DraftSpec(tokens=16),), or () if the gate needs no evidence.",
+        )
+    return specs
 
 
 @dataclass
