@@ -122,19 +122,29 @@ def test_an_object_whose_module_fails_is_said_with_the_reason(content, why, tmp_
         load_object("failing_app:x")
 
 
-def test_standard_input_that_is_not_utf_8_is_said():
+@pytest.mark.parametrize(
+    "locale",
+    [{"PYTHONIOENCODING": "utf-8:strict"}, {"LC_ALL": "C"}, {"LC_ALL": "POSIX"}, {"LC_ALL": "C.UTF-8"}],
+    ids=str,
+)
+@pytest.mark.parametrize("source", ["Standard input", "An argument"])
+def test_questions_that_are_not_utf_8_are_refused_in_each_locale(locale, source):
+    """Regression: in the locales of containers, "caf\xe9" in Latin-1 was judged as "caf?"."""
+    question = b"caf\xe9"
+    is_argument = source == "An argument"
     done = subprocess.run(
         [
-            *(sys.executable, "-X", "utf8=0", "-c", "from rgate_integrations.cli import main; main()"),
-            *("decide", "--gate", "constant:always"),
+            *(sys.executable, "-c", "from rgate_integrations.cli import main; main()"),
+            *("decide", "--gate", "constant:always", *([question] if is_argument else [])),
         ],
-        input=b"who?\ncaf\xe9\n",
+        input=b"" if is_argument else b"who?\n" + question + b"\n",
         capture_output=True,
         check=False,
-        env={"PATH": "", "PYTHONPATH": ":".join(sys.path), "PYTHONIOENCODING": "utf-8:strict"},
+        env={"PATH": "", "PYTHONPATH": ":".join(sys.path), **locale},
     )
     assert done.returncode == 1
-    assert b"Standard input has bytes that are not valid utf-8" in done.stderr
+    assert f"{source} has bytes that are not valid utf-8".encode() in done.stderr
+    assert b"caf" not in done.stdout
     assert b"Traceback" not in done.stderr
 
 

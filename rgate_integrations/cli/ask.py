@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,9 @@ from rgate_integrations.cli.terminal import (
     say,
 )
 from rgate_integrations.errors import DataFormatError, RGateError
+
+# Bytes that Python could not decode: in arguments, and in standard input in the C locales of containers.
+_UNDECODED = re.compile("[\udc80-\udcff]")
 
 if TYPE_CHECKING:
     from rgate_integrations.decision import Decision, Request
@@ -169,23 +173,32 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
     """Yield the questions of the arguments, or else the lines of standard input.
 
     Raises:
-        DataFormatError: A line is not in the encoding of the terminal, usually UTF-8.
+        DataFormatError: An argument or a line is not in the encoding of the terminal, usually UTF-8.
     """
     if arguments:
-        yield from arguments
+        for argument in arguments:
+            if _UNDECODED.search(argument):
+                raise _wrong_encoding("An argument", sys.getfilesystemencoding())
+            yield argument
         return
     # None if it is closed.
     if sys.stdin and sys.stdin.isatty():
         say("Type one question per line, then Ctrl-D.", err=True)
     try:
         for line in sys.stdin or ():
+            if _UNDECODED.search(line):
+                raise _wrong_encoding("Standard input", sys.stdin.encoding)
             # Some editors write a byte order mark at the beginning of a file.
             yield line.removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise DataFormatError(
-            f"Standard input has bytes that are not valid {error.encoding}.",
-            hint="Encode it as UTF-8, and set PYTHONUTF8=1 if Python expects another encoding.",
-        ) from error
+        raise _wrong_encoding("Standard input", error.encoding) from error
+
+
+def _wrong_encoding(source: str, encoding: str) -> DataFormatError:
+    return DataFormatError(
+        f"{source} has bytes that are not valid {encoding}.",
+        hint="Encode it as UTF-8, and set PYTHONUTF8=1 if Python expects another encoding.",
+    )
 
 
 def _read_requests(
