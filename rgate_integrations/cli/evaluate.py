@@ -196,14 +196,14 @@ _COLUMNS = (
 
 def _row(name: str, measured: dict[str, Any]) -> list[str]:
     """Return a row of the table, with one cell per column of `_COLUMNS`."""
-    # The AUC is undefined if all labels are the same.
+    # The AUC is undefined if all labels are the same, and has no interval if there are few of one.
     ends = [f"{end:.2f}" for end in measured["intervals"].get("auc", ())]
     low, high = measured["intervals"]["containment_accuracy"]
     return [
         name,
         str(measured["n"]),
-        f"{measured['auc']:.3f}" if ends else "",
-        "-".join(ends),
+        "" if measured["auc"] is None else f"{measured['auc']:.3f}",
+        "-".join(ends) or ("" if measured["auc"] is None else "too few"),
         f"{measured['ece']:.3f}",
         f"{measured['retrieval_rate']:.1%}",
         f"{measured['containment_accuracy']:.1%}",

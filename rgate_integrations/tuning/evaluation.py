@@ -27,7 +27,9 @@ SCORE_DIGITS = 5
 """Decimal digits of the scores in a calibration's provenance."""
 MAX_SEED = 2**32 - 1
 """The largest seed of scikit-learn."""
-_WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy")
+_AREAS = ("auc", "auc_utility")
+_SHARES = ("accuracy", "retrieval_rate", "containment_accuracy")
+_LEAST_OF_A_CLASS = 10  # a bootstrap of fewer may have no width
 _MIN_LOGGED = 50
 _MAX_SCORES = 1_000_000  # a calibration file may come from an untrusted source
 _SMALL_DRIFT, _LARGE_DRIFT = 0.1, 0.25  # the usual rule of thumb for the population stability index
@@ -132,23 +134,24 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     - ``helped``: the number of skipped questions for which only the answer without retrieval is right.
     - ``harmed``: the number of skipped questions for which only the answer with retrieval is right.
     - ``curve``: pairs of retrieval rate and share of right answers, at rates of 0, 5, ..., 100 %.
-    - ``intervals``: 95 % bootstrap intervals of the two AUCs (if defined), ``accuracy``, ``retrieval_rate`` and
-      ``containment_accuracy``.
+    - ``intervals``: 95 % intervals of ``accuracy``, ``retrieval_rate`` and ``containment_accuracy`` (Wilson's),
+      and of the two AUCs (bootstrap), each only if it compares at least 10 questions with at least 10 others.
     - ``n``, ``failed``: the number of questions, and of those that the gate could not judge.
     """
     metrics = _compute_metrics(judged)
     n = len(judged.p)
     # The bootstrap has a fixed seed, so that the same data always give the same intervals.
-    select = itemgetter(*_WITH_INTERVAL)
+    select = itemgetter(*_AREAS)
     rng = np.random.default_rng(0)
     draws = [select(_compute_metrics(judged.part(rng.integers(0, n, n)))) for _ in range(1_000)]
     rates = np.linspace(0, 1, 21)
     accuracies = np.interp(
         rates * n, np.arange(n + 1), retrieval_curve(judged.p, judged.closed_book, judged.rag)
     )
-    intervals = {}
-    for name, values in zip(_WITH_INTERVAL, np.transpose(draws), strict=True):
-        if not math.isnan(metrics[name]):
+    intervals = {name: _share_interval(metrics[name], n) for name in _SHARES}
+    positives = judged.closed_book, judged.rag[judged.closed_book != judged.rag]
+    for name, labels, values in zip(_AREAS, positives, np.transpose(draws), strict=True):
+        if min(labels.sum(), (~labels).sum()) >= _LEAST_OF_A_CLASS:
             # A resample with only one class has no AUC, and nanquantile ignores it.
             intervals[name] = np.nanquantile(values, [0.025, 0.975]).round(4).tolist()
     return {
@@ -159,6 +162,14 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
         "curve": np.stack([rates, accuracies], axis=1).round(4).tolist(),
         "intervals": intervals,
     }
+
+
+def _share_interval(share: float, n: int) -> list[float]:
+    """Return the 95 % interval of a share of n questions (Wilson 1927), which has a width even for 0 and 1."""
+    z = 1.96
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return [round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4)]
 
 
 def _compute_metrics(judged: JudgedQuestions) -> dict[str, float]:
