@@ -97,4 +97,5 @@ def change(folder, **changes):
     """Change what gate.json says; None takes a part out."""
     file = folder / "gate.json"
     content = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+    gone = [name for name, value in changes.items() if value is None]
+    file.write_text(json.dumps({name: value for name, value in content.items() if name not in gone}))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import IndexMismatchError
+from rgate_integrations.errors import ConfigurationError, IndexMismatchError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
@@ -50,6 +50,13 @@ def test_gate_index_and_guard_embed_a_question_once(encoded, tmp_path):
     gate.decide_batch(["Who is A?", "Where is B?", "Who is A?", "When is C?"])
     index.search(["When is C?", "How is D?", "Who is A?", "Why is E?"])
     assert encoded[-2:] == [["Who is A?", "Where is B?", "When is C?"], ["How is D?", "Why is E?"]]
+
+
+def test_one_string_is_not_a_list_of_texts():
+    """Regression: each of its letters was embedded."""
+    for embed in (SentenceEmbedder().embed, SentenceEmbedder().embed_queries):
+        with pytest.raises(ConfigurationError, match="in a list, but got the string 'Oulu'"):
+            embed("Oulu")
 
 
 def test_vectors_are_those_of_embedding_without_memory(encoded):

@@ -132,6 +132,16 @@ def test_wrong_arguments(index, call, error, says):
     assert_holds(index, passages())
 
 
+def test_one_string_is_not_a_list_of_ids():
+    """Regression: ``delete("12")`` removed the passages "1" and "2", and kept "12"."""
+    index = PassageIndex.build([Passage(name, "abc") for name in ("1", "2", "12")], Letters())
+    for read in (index.delete, index.get, index.vectors):
+        with pytest.raises(ConfigurationError, match="in a list, but got the string '12'"):
+            read("12")
+    assert [passage.id for passage in index] == ["1", "2", "12"]
+    assert index.delete(["12"]) == 1
+
+
 def test_an_embedder_with_too_few_vectors_for_the_queries(index):
     """Regression: it raised a ValueError about zip()."""
     index.embedder.spoil = lambda vectors: vectors[1:]

@@ -18,7 +18,7 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.artifacts import LogprobHead
 from rgate_integrations.gates.folder import read_gate, save_gate, saved_folder, shipped
 from rgate_integrations.gates.registry import gate_argument, saved_gate
-from tests.saved_gates import ADAPTER, PROBE, change, save_ik
+from tests.saved_gates import ADAPTER, HEADS, PROBE, TUNED, change, save_ik
 from tests.scripted_proxy import ScriptedProxy
 
 LOGPROBS = LogprobHead(text=0.5, total=0.1, least=1.0, mean=2.0, bias=0.3)
@@ -72,8 +72,9 @@ def test_a_gate_that_a_kill_left_aside_still_loads(tmp_path):
     ("changes", "why"),
     [
         ({"format": 9}, "reads formats up to"),
-        ({"format": "1"}, "lacks its format or threshold"),
-        ({"format": 0}, "lacks its format or threshold"),
+        ({"format": "1"}, "format is '1', not a whole number"),
+        ({"format": 0}, "format is 0"),
+        ({"format": True}, "format is True"),
         ({"prompts": {"answer": "0"}}, "another version of the prompt"),
         ({"bias": "x"}, "bias: "),
         ({"source": "stranger"}, "source: Input should be 'proxy'"),
@@ -89,15 +90,23 @@ def test_what_a_gate_cannot_be_is_said(tmp_path, changes, why):
         load_gate(str(folder))
 
 
-@pytest.mark.parametrize("key", ["format", "threshold"])
-def test_a_gate_without_what_every_gate_has_is_damaged(tmp_path, key):
-    """Regression: a gate that had lost its threshold decided by 0.5."""
-    folder = save_gate(PROBE, tmp_path / "g")
-    config = json.loads((folder / "gate.json").read_text())
-    del config[key]
-    (folder / "gate.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match="lacks its format or threshold"):
-        load_gate(str(folder))
+@pytest.mark.parametrize("gate", [PROBE, TUNED, HEADS, ADAPTER], ids=lambda gate: gate.method)
+def test_a_gate_that_lost_any_part_is_refused(tmp_path, gate):
+    """Regression: without its threshold, a tuned gate was loaded, and decided by another one."""
+    folder = save_ik(tmp_path / "g") if gate is ADAPTER else save_gate(gate, tmp_path / "g")
+    file = folder / "gate.json"
+    saved = json.loads(file.read_text())
+    for name in saved.keys() - {"together"}:  # gates of an earlier version have no "together"
+        file.write_text(json.dumps({key: value for key, value in saved.items() if key != name}))
+        with pytest.raises(ModelLoadError, match=r"cannot be read|is damaged"):
+            read_gate(folder)
+    file.write_text(json.dumps(saved))
+    assert read_gate(folder) == gate
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_shipped_gates_are_complete(name):
+    assert read_gate(name).threshold > 0
 
 
 @pytest.mark.parametrize(

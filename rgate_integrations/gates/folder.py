@@ -6,7 +6,7 @@ import hashlib
 import html
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -45,6 +45,7 @@ ADAPTER = "adapter_model.safetensors"
 
 _MAX_HEADER = 1 << 16
 _MAX_WEIGHTS = 1 << 32  # bytes; the adapter of a 70B model has about 1 GiB
+_ADDED = {"together"}  # fields that gates of an earlier version lack
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
     "probe": ProbeArtifact,
@@ -187,8 +188,8 @@ def read_gate(name: str | Path) -> SavedGate:
     try:
         content = dict(parse_json(read_file(folder / CONFIG)))
         version, digest = content.pop("format", None), content.pop("weights_sha256", "")
-        if not isinstance(version, int) or version < 1 or "threshold" not in content:
-            raise ValueError(f"{CONFIG} lacks its format or threshold")
+        if type(version) is not int or version < 1:
+            raise ValueError(f"format is {version!r:.40}, not a whole number of at least 1")
         if version > FORMAT:
             raise ModelLoadError(
                 f"The gate in {str(folder)!r} has format {version}, but this version reads formats up to {FORMAT}.",
@@ -206,7 +207,12 @@ def read_gate(name: str | Path) -> SavedGate:
                 )
             if kind is not SavedGate:
                 _put_arrays(content, weights)
-        return kind(**content)
+        gate = kind(**content)
+        # `gate_files` writes every field, so a default would not be the gate that was saved.
+        missing = [field.name for field in fields(kind) if field.name not in {*content, *_ADDED}]
+        if missing:
+            raise ValueError(f"{missing[0]} is missing")
+        return gate
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise unreadable(folder, error) from error
 

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from rgate_integrations.errors import needs_extra
+from rgate_integrations.index.retriever import check_list
 from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER, Encoder, Prefix
 from rgate_integrations.models.pretrained import load_errors, quiet, refuse_pickles
@@ -79,13 +80,14 @@ class SentenceEmbedder:
         """Return normalised vectors of passages, shape (texts, dimension); for queries, use `embed_queries`.
 
         Raises:
+            ConfigurationError: ``texts`` is one string.
             ModelLoadError: The model's path is not a folder; the model is missing, and this process may not download
                 it; or it cannot be loaded.
             DownloadError: The model could not be downloaded.
             MissingDependencyError: The extra ``local`` is needed, and is not installed.
             UnknownNameError: No embedder has this name, and it is neither a folder nor a Hub id.
         """
-        return _shared(self.name).embed(texts)
+        return _shared(self.name).embed(check_list(texts))
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors of queries, shape (texts, dimension).
@@ -93,7 +95,7 @@ class SentenceEmbedder:
         The 1,024 vectors computed last are cached, and all users of the model in this process share them.
         Raises the errors of `embed`.
         """
-        return _shared(self.name).embed_queries(texts)
+        return _shared(self.name).embed_queries(check_list(texts))
 
 
 class _SharedModel:

@@ -25,7 +25,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passages import Passage, check_passages
-from rgate_integrations.index.retriever import Hit, check_search
+from rgate_integrations.index.retriever import Hit, check_list, check_search
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import check_replaceable, expand, locked, write_atomically
 from rgate_integrations.runtime.threads import ForkSafeLock
@@ -205,10 +205,10 @@ class PassageIndex:
         """Remove passages by id, ignoring unknown ids, and return the number removed.
 
         Raises:
-            ConfigurationError: The ids are a text.
+            ConfigurationError: ``ids`` is one string.
         """
         with self._lock:
-            gone = self._state.row_of.keys() & set(_list_ids(ids))
+            gone = self._state.row_of.keys() & set(map(str, check_list(ids)))
             if gone:
                 self._replace(gone, [], np.zeros((0, self._state.buffer.shape[1]), np.float32))
             return len(gone)
@@ -234,21 +234,21 @@ class PassageIndex:
         """Return the passages with these ids, in the order of ``ids``; unknown ids are skipped.
 
         Raises:
-            ConfigurationError: The ids are a text.
+            ConfigurationError: ``ids`` is one string.
         """
         # Read once, because another thread may replace it meanwhile.
         state = self._state
-        return [state.passages[state.row_of[name]] for name in _list_ids(ids) if name in state.row_of]
+        return [state.passages[state.row_of[name]] for name in map(str, check_list(ids)) if name in state.row_of]
 
     def vectors(self, ids: Iterable[str]) -> Float32Array:
         """Return the normalised vectors of passages, in the order of ``ids``, shape (ids, dimension).
 
         Raises:
-            ConfigurationError: The ids are a text.
+            ConfigurationError: ``ids`` is one string.
             KeyError: An id is unknown.
         """
         state = self._state
-        return state.vectors[[state.row_of[name] for name in _list_ids(ids)]]
+        return state.vectors[[state.row_of[name] for name in map(str, check_list(ids))]]
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return the ``k`` nearest passages for each query, nearest first, or fewer if the index has fewer.
@@ -371,19 +371,6 @@ class PassageIndex:
                 else "The embedder has changed. Restore it, or build the index again.",
             )
         return index
-
-
-def _list_ids(ids: Iterable[str]) -> list[str]:
-    """Return ids as strings.
-
-    Raises:
-        ConfigurationError: They are a text, of which each character would be an id.
-    """
-    if isinstance(ids, str):
-        raise ConfigurationError(
-            f"An index needs a list of ids, not a single string: {ids[:60]!r}.", hint="Pass [id]."
-        )
-    return list(map(str, ids))
 
 
 def _read(path: Path) -> tuple[str, str, _State]:

@@ -73,6 +73,15 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
         yield Passage(str(number if name is None else name), text, title, metadata=record)
 
 
+def check_type(passage: object) -> None:
+    """Raise `DataFormatError` unless something is a `Passage`."""
+    if not isinstance(passage, Passage):
+        raise DataFormatError(
+            f"A passage must be a Passage, not {type(passage).__name__}.",
+            hint='For example, Passage("1", "The text.").',
+        )
+
+
 def check_passages(passages: Iterable[Passage]) -> list[Passage]:
     """Check passages, and return copies with the metadata that JSON would give back: a tuple becomes a list.
 
@@ -82,11 +91,7 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
     """
     checked: dict[str, Passage] = {}
     for passage in passages:
-        if not isinstance(passage, Passage):
-            raise DataFormatError(
-                f"A passage must be a Passage, not {type(passage).__name__}.",
-                hint='For example, Passage("1", "The text.").',
-            )
+        check_type(passage)
         for name in ("id", "title", "text"):
             value = getattr(passage, name)
             if not isinstance(value, str):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import ConfigurationError
@@ -45,6 +45,22 @@ def describe_index(index: Retriever) -> str:
 def passage_id(hit: Hit) -> str:
     """Return the id of a hit's passage, as a key for `fuse`."""
     return hit.passage.id
+
+
+_Values = TypeVar("_Values", bound=Iterable[Any])
+
+
+def check_list(values: _Values) -> _Values:
+    """Return texts or ids unchanged; a single one is an error, because each letter would count as one.
+
+    Raises:
+        ConfigurationError: The value is a string.
+    """
+    if isinstance(values, str):
+        raise ConfigurationError(
+            f"Texts and ids must be in a list, but got the string {values!r:.60}.", hint="Put it into a list."
+        )
+    return values
 
 
 def check_search(queries: Sequence[str], k: int) -> None:

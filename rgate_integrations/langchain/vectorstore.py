@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from langchain_core.documents import Document
@@ -22,10 +22,10 @@ from rgate_integrations.errors import (
     IndexNotFoundError,
 )
 from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.index.retriever import check_list
 from rgate_integrations.langchain.embeddings import as_embedder
 from rgate_integrations.langchain.filters import Filter, as_predicate
 
-_Values = TypeVar("_Values", bound=Iterable[Any])
 Scored: TypeAlias = list[tuple[Document, float]]
 
 _GROWTH = 4  # factor by which to increase the number of hits while too few of them pass a filter
@@ -89,7 +89,7 @@ class FaissVectorStore(VectorStore):
                 stored.
             RGateError: The model of `RGateEmbeddings` cannot be loaded. Nothing was stored.
         """
-        return self._upsert(list(_check_list(texts)), metadatas, ids)
+        return self._upsert(list(check_list(texts)), metadatas, ids)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by id, or all of them with None, and return True; unknown ids are ignored.
@@ -99,7 +99,7 @@ class FaissVectorStore(VectorStore):
         """
         if ids is None:
             ids = [passage.id for passage in self.index]
-        self.index.delete(_check_list(ids))
+        self.index.delete(ids)
         return True
 
     @classmethod
@@ -141,7 +141,7 @@ class FaissVectorStore(VectorStore):
     ) -> list[str]:
         """Write texts, with their vectors if given, and return their ids; see `add_texts`."""
         metadatas = [{}] * len(texts) if metadatas is None else metadatas
-        ids = [None] * len(texts) if ids is None else _check_list(ids)
+        ids = [None] * len(texts) if ids is None else check_list(ids)
         for argument, values in (("metadatas=", metadatas), ("ids=", ids)):
             if len(values) != len(texts):
                 raise ConfigurationError(
@@ -163,7 +163,7 @@ class FaissVectorStore(VectorStore):
         Raises:
             ConfigurationError: ``ids`` is a string.
         """
-        return list(map(_document, self.index.get(_check_list(ids))))
+        return list(map(_document, self.index.get(ids)))
 
     def similarity_search(
         self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
@@ -290,19 +290,6 @@ def _document(passage: Passage) -> Document:
     """Return a passage as a new document; a title becomes the metadata's ``title``."""
     # A copy: a caller that changes a document must not change the store.
     return Document(id=passage.id, page_content=passage.text, metadata=deepcopy(passage.titled_metadata))
-
-
-def _check_list(values: _Values) -> _Values:
-    """Return texts or ids unchanged; a single one is an error, because each letter would count as one.
-
-    Raises:
-        ConfigurationError: The value is a string.
-    """
-    if isinstance(values, str):
-        raise ConfigurationError(
-            f"Texts and ids must be in a list, but got the string {values!r:.60}.", hint="Put it into a list."
-        )
-    return values
 
 
 def _without_scores(scored: Scored) -> list[Document]:
