@@ -17,6 +17,7 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import ValidationError
 
@@ -35,7 +36,7 @@ from rgate_integrations.langchain import (
     gated_rag,
 )
 from rgate_integrations.langchain.router import RetrievalRouter
-from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each
+from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each, runs_named
 
 READABLE = [
     RetrievalGate,
@@ -91,6 +92,34 @@ def test_configurable_fields():
         gate.invoke("a", {"configurable": {"gate": "constnt"}})
     guarded = RetrievalGate(Judge()).guard(Search()).configurable_fields(k=ConfigurableField(id="k"))
     assert len(guarded.invoke("unknown?", {"configurable": {"k": 1}})) == 1
+
+
+CONFIG = {"configurable": {"retrieval_threshold": 0.9}, "tags": ["mine"], "metadata": {"tenant": "a"}}
+MADE = {
+    "route": lambda gate, search: gate.route(retrieve=search, direct=lambda _: []),
+    "route over a guard": lambda gate, search: gate.route(retrieve=gate.guard(search), direct=lambda _: []),
+    "answer first": lambda gate, search: gate.route(
+        retrieve=search, direct=lambda _: "known", answer_first=AnswerFirst(question_gate=None)
+    ),
+    "look first": lambda gate, search: gate.route(retrieve=search, direct=lambda _: [], look_first=True),
+    "guard": lambda gate, search: gate.guard(search),
+    "constructor": lambda gate, search: GatedRetriever(gate=gate, retriever=search),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=list(MADE))
+@each(INVOKES)
+def test_what_is_made_from_a_gate_with_a_config_has_that_config(call, make):
+    """Regression: route and guard lost it."""
+    search, judge, collector = Search(), Judge(), RunCollectorCallbackHandler()
+    made = make(RetrievalGate(judge).with_config(CONFIG), search)
+    call(made, "b", {"callbacks": [collector]})
+    gate_run, *_ = runs_named("RetrievalGate", collector.traced_runs)
+    assert (search.queries, len(judge.calls)) == (["b"], 1), "its threshold is 0.9"
+    assert ("mine" in gate_run.tags, gate_run.metadata["tenant"]) == (True, "a")
+    assert all("mine" not in run.tags for run in runs_named("Search", collector.traced_runs))
+    call(made, "c", {"configurable": {"retrieval_threshold": 0.1}})
+    assert search.queries[1:] == [] or make is MADE["look first"], "a call's own threshold counts more"
 
 
 GATE = RetrievalGate("constant:never")

@@ -238,7 +238,9 @@ class PassageIndex:
         """
         # Read once, because another thread may replace it meanwhile.
         state = self._state
-        return [state.passages[state.row_of[name]] for name in map(str, check_list(ids)) if name in state.row_of]
+        return [
+            state.passages[state.row_of[name]] for name in map(str, check_list(ids)) if name in state.row_of
+        ]
 
     def vectors(self, ids: Iterable[str]) -> Float32Array:
         """Return the normalised vectors of passages, in the order of ``ids``, shape (ids, dimension).

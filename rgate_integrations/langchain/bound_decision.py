@@ -33,13 +33,22 @@ THRESHOLD_SPEC = ConfigurableFieldSpec(
 
 
 def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
-    """Return the threshold of the call, or else of the `RetrievalGate`; None if neither is set.
+    """Return the threshold of the call, or else of the gate's own config or the `RetrievalGate`; None if none is set.
 
     Raises:
-        ConfigurationError: The threshold in the config is not a finite number of at least 0.
+        ConfigurationError: The threshold in a config is not a finite number of at least 0.
     """
     threshold = config.get("configurable", {}).get(THRESHOLD_KEY)
+    if threshold is None and isinstance(gate, RunnableSequence):
+        return read_threshold(gate.last, config)
+    if threshold is None and isinstance(gate, RunnableBindingBase):
+        return read_threshold(gate.bound, gate.config)
     return getattr(gate, "threshold", None) if threshold is None else valid_threshold(threshold)
+
+
+def with_config(gate: Runnable[Any, Decision], config: RunnableConfig | None) -> Runnable[Any, Decision]:
+    """Return a gate with a config for its runs, or the gate itself if there is none."""
+    return gate if config is None else gate.with_config(config)
 
 
 # LangChain and LangGraph leave keys that begin with two underscores out of traces and checkpoints.
@@ -66,6 +75,7 @@ def bind_decision(
         key: `DECISION_KEY` binds the decision for this question. `AHEAD_KEY`, for a search before the final decision
             (see `search_config`), binds it for any question, since the arm may rephrase it.
     """
+    threshold = read_threshold(gate, config)
     # Unwrap the user's bindings and chains: a guarded retriever in an arm compares the gate itself with its own.
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
@@ -80,7 +90,7 @@ def bind_decision(
         decision,
         gate=getattr(gate, "unadjusted", gate),
         llm=getattr(gate, "llm", None),
-        threshold=read_threshold(gate, config),
+        threshold=threshold,
         search_texts=list_search_texts(turn.question, turn.lines),
         # An arm may rephrase the question, and must not lose its passages by that.
         for_any=decision.retrieve,

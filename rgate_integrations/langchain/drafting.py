@@ -28,6 +28,7 @@ _log = logging.getLogger("rgate_integrations")
 
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
+CONDENSE_FAILED = "The follow-up could not be condensed."
 NO_STREAM_TAG = "nostream"  # LangGraph leaves runs with this tag out of its message stream
 
 

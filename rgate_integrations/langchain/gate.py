@@ -30,6 +30,7 @@ from rgate_integrations.langchain.bound_decision import (
     read_bound,
     read_threshold,
     search_config,
+    with_config,
 )
 from rgate_integrations.langchain.chat_models import (
     as_runnable,
@@ -45,7 +46,7 @@ from rgate_integrations.langchain.corpora import (
     profile_searched,
 )
 from rgate_integrations.langchain.documents import fuse_documents, longest
-from rgate_integrations.langchain.drafting import ChatDrafter, GateCall, condense_follow_ups
+from rgate_integrations.langchain.drafting import CONDENSE_FAILED, ChatDrafter, GateCall, condense_follow_ups
 from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
@@ -53,7 +54,6 @@ from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, Flow
 from rgate_integrations.runtime.flow import Flow
 
 LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
-CONDENSE_FAILED = "The follow-up could not be condensed."
 
 
 class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
@@ -286,6 +286,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         answer_first: bool | AnswerFirst = False,
         look_first: bool | LookFirst = False,
         condensed_key: str | None = None,
+        config: RunnableConfig | None = None,
     ) -> RetrievalRouter[Input, Output | Other]:
         """Return a runnable that sends each input to one of two arms.
 
@@ -301,6 +302,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 knowledge. Options: `LookFirst`.
             condensed_key: Pass both arms a mapping with the standalone question of ``condense`` under this key. If
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
+            config: The config of the gate's runs. ``gate.with_config(…).route(…)`` passes its own.
 
         Raises:
             ConfigurationError: ``retrieve`` or ``direct`` is not a runnable, function or mapping, but for example a
@@ -323,12 +325,12 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         arm = as_runnable(direct, "direct")
         strategy = Strategy.from_options(
             gate.gate,
-            lambda decider: self._sibling_gate(decider).for_arm(arm),
+            lambda decider: with_config(self._sibling_gate(decider).for_arm(arm), config),
             answer_first=answer_first,
             look_first=look_first,
             chooses_corpus=next(runnables_in(searched, PerCorpus), None) is not None,
         )
-        strategy.made_for = gate.for_arm(arm)
+        strategy.made_for = with_config(gate.for_arm(arm), config)
         return RetrievalRouter(
             strategy.made_for, retrieve=searched, direct=arm, strategy=strategy, condensed_key=condensed_key
         )
@@ -362,6 +364,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         max_queries: int = 6,
         filter_claims: bool = False,
         known_message: str | Document | None = None,
+        config: RunnableConfig | None = None,
     ) -> GatedRetriever:
         """Return a retriever that does not search for known questions; see `GatedRetriever`.
 
@@ -376,20 +379,19 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             known_message: A document to return for known questions, or its text, for tools of
                 `create_retriever_tool`; with None, no document is returned. If the tool has a ``document_prompt``,
                 pass a document whose metadata has the prompt's variables.
+            config: See `route`.
 
         Raises:
             ConfigurationError: ``retriever`` is an empty mapping; or it is not a runnable, function or mapping, but
                 for example a vector store. The names of the retrievers and the gate's corpora differ. With
                 ``corpus=True``: the passages cannot be read.
-            ProfileError: With ``corpus=True``: a corpus has no passages.
-            ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.
-            DownloadError: With ``corpus=True``: the encoder could not be downloaded.
+            ProfileError, ModelLoadError, DownloadError: With ``corpus=True``, see `route`.
             pydantic.ValidationError: ``k`` or ``max_queries`` is below 1.
         """
         searched, gate = self._searched_and_profiled(retriever, CorpusRetriever)
         return GatedRetriever(
             retriever=searched,
-            gate=gate,
+            gate=with_config(gate, config),
             k=k,
             always_include_question=always_include_question,
             max_queries=max_queries,
@@ -472,9 +474,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
             if isinstance(call.result, Decision):
                 yield from emit_decision_event(call.result, call.run.child())
                 if not call.result.question.strip():
-                    call.result = InvalidQuestionError(
-                        "The question is empty.", hint="Pass at least one word."
-                    )
+                    call.result = InvalidQuestionError("The question is empty.", hint="Pass a question.")
         decided = [call for call in calls if isinstance(call.result, Decision)]
         plans = yield from self.plan([call.run.input for call in decided], [call.result for call in decided])
         queries: list[str] = []
