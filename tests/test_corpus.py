@@ -145,8 +145,23 @@ def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
             set(),
         ),
         (["The code is Ｘ２００.", "Error E\u201141 is rare."], {"x200", "e-41"}),
+        # Regression: "Write a job in flumen" was no task about its docs.
+        (
+            ["flumen.run starts a job.", "Open it with flumen.connect, and app.run it."],
+            {"flumen", "flumen.run", "flumen.connect", "app.run"},
+        ),
+        (["Call app.run first.", "Then app.stop it."], {"app.run", "app.stop"}),
     ],
-    ids=["a product", "also in lower case", "once", "nouns with capitals", "units and signs", "wide codes"],
+    ids=[
+        "a product",
+        "also in lower case",
+        "once",
+        "nouns with capitals",
+        "units and signs",
+        "wide codes",
+        "a library",
+        "a common word",
+    ],
 )
 def test_a_product_that_is_mentioned_often_is_a_name(texts, names):
     assert find_terms(texts, EncoderProxy().encoder).names == names

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,9 @@ _SMALL = re.compile(
 )
 _IDENTIFIER = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d].*[\d_].*|.*[a-z][A-Z].*|[^\W\d]\w*\.\w{2,})")
 """Such as ``num_cpus``, ``E-4711``, ``RayJob`` and ``ray.put``."""
+_ROOT = re.compile(r"([^\W\d]\w{2,})(?:\.[^\W\d]\w+)+")
+"""A dotted identifier, such as ``sklearn.svm.SVC``, whose first part may be the name of a library."""
+_MIN_ROOTED = 0.05  # minimum share of passages with identifiers that begin with the name of a library
 _CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
 """A capitalised word inside a sentence: a name, unless many words are capitalised, as in German."""
 _MAX_CAPITALISED = 0.15
@@ -79,7 +83,8 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
             weights[word] = weight * math.sqrt(count)
     telling = sorted(weights, key=weights.__getitem__, reverse=True)[:MAX_TELLING]
     names = [word for word, _ in identifiers.most_common() if frequencies[word] <= _RARE][:_MAX_NAMES]
-    return Terms(tuple(telling), frozenset([*names, *_proper_names(passages, counts, total, encoder)]))
+    proper = [*_proper_names(passages, counts, total, encoder), *_library_name(passages, encoder)]
+    return Terms(tuple(telling), frozenset([*names, *proper]))
 
 
 def _proper_names(
@@ -95,6 +100,21 @@ def _proper_names(
         frequency = max(encoder.log_frequency(word), encoder.log_frequency(word.lower()))
         if counts[word.lower()] >= least and word.lower() not in lower and frequency <= _UNKNOWN:
             yield word.lower()
+
+
+def _library_name(passages: Sequence[str], encoder: Encoder) -> Iterator[str]:
+    """Yield the first part of most dotted identifiers, if it is no common word: the library that they document."""
+    roots: Counter[str] = Counter()
+    for passage in passages:
+        matches = map(_ROOT.fullmatch, _TOKEN.findall(passage))
+        roots.update({match[1].lower() for match in matches if match})
+    least = max(2, _MIN_ROOTED * len(passages))
+    rare = (
+        root
+        for root, count in roots.most_common()
+        if count >= least and encoder.log_frequency(root) <= _UNKNOWN
+    )
+    yield from islice(rare, 1)
 
 
 def tokenize(text: str) -> list[str]:
