@@ -46,6 +46,7 @@ TURNS = ("user: Hello!", "assistant: Hi!", f"user: {ASKED}", FAILED)
     ("turns", "expected"),
     [
         (("Try again.", *TURNS), (f"{ASKED}\nTry again.", 2)),
+        (("No luck.", *TURNS), (f"{ASKED}\nNo luck.", 2)),
         (("再来一次", *TURNS), (f"{ASKED}\n再来一次", 2)),
         (("Once more!", *TURNS, "user: Try again.", FAILED), (f"{ASKED}\nOnce more!", 2)),
         (("Thanks!", *TURNS), ("Thanks!", 0)),
