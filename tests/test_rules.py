@@ -230,6 +230,18 @@ def test_an_example_catches_what_says_the_same_in_one_pass():
 # --- written and carried --------------------------------------------------------------------------------------
 
 
+@pytest.mark.model
+def test_a_rule_for_a_question_that_retrieves_holds_for_its_retry_too():
+    """Regression: only examples did, not patterns and functions."""
+    hamlet = re.compile("Hamlet")
+    for rule in (hamlet, lambda question: "Hamlet" in question):
+        gate = load_gate(always=rule, llm_name="gpt-4o")
+        assert gate.decide("Try again.", history=["user: Who wrote Hamlet?", "assistant: Marlowe."]).override
+    offer = ["user: Hello!", "assistant: Shall I recite from Hamlet?"]
+    question = "No. What does our contract say about delays?"
+    assert load_gate(never=hamlet, llm_name="gpt-4o").decide(question, history=offer).retrieve
+
+
 def test_rules_stay_with_a_changed_engine_and_a_pickled_one():
     gate = load_gate("constant:never", always=[CONTRACT])
     for other in (gate.with_options(threshold=0.3), pickle.loads(pickle.dumps(gate))):  # noqa: S301

@@ -55,6 +55,9 @@ def score_requests(
     first_patterns, last_patterns = rules.pattern_order
     for request, resolved_request in zip(requests, resolved, strict=True):
         ruling = rules.match(request, first_patterns)
+        if ruling is None and isinstance(resolved_request, Request) and resolved_request is not request:
+            # Not `never`: an offer in the resolved request may be about something else than the reply.
+            ruling = rules.match(resolved_request, ("always",))
         item = Evidence(request)
         if ruling is not None:
             item.pieces[verdict] = Piece(ruling)
