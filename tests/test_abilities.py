@@ -170,6 +170,19 @@ def test_a_spelling_that_is_seen_in_the_wild_is_read(usual, seen):
     assert parse_name(seen).words == parse_name(usual).words
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("llama-3.1-8b-distilled-from-405b", 8),
+        ("Qwen3-0.6B-distill-235B", 0.6),
+        ("Llama-3.3-70B-DRAFT-1B", 1),
+    ],
+)
+def test_of_two_sizes_the_smaller_one_counts(name, size):
+    """Regression: a distilled LLM was as able as its teacher."""
+    assert parse_name(name).size == size
+
+
 def test_no_two_of_these_llms_are_taken_for_one_and_the_shipped_table_knows_them():
     assert len({parse_name(usual).words for usual in SPELLINGS}) == len(SPELLINGS)
     known = {parse_name(name).words for name in facts_of_the_table()}

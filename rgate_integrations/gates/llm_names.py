@@ -158,7 +158,8 @@ class ModelName:
         words: The relevant words; two names with the same words mean the same LLM.
         families: Maps each of the `FAMILIES` in the name to its version, which is empty if unknown. A distilled
             LLM's name may have two families. A model that does not answer questions, such as an embedder, has none.
-        size: Billions of parameters; None if unknown.
+        size: Billions of parameters, the fewest if there are several sizes, as in ``8b-distilled-from-405b``; None
+            if unknown.
         date: The digits of the date or revision; may be empty.
         numbered: The families whose version directly follows their name, as in ``gpt-5``; Claude's may follow one
             word later, as in ``claude-opus-5``. A number elsewhere may mean something else: in ``gpt-bot-5``, 5 may
@@ -257,7 +258,7 @@ def _parse_words(words: list[str], date: str) -> ModelName:
     first_number = next(filter(re.compile(r"\d+(\.\d+)?").fullmatch, words), "")
     families: dict[str, str] = {}
     numbered = set[str]()
-    size = 0.0
+    sizes: list[float] = []
     if words[:1] == ["claude"] and words[2:3] == [first_number]:  # claude-opus-5
         numbered.add("claude")
     for word, following in pairwise([*words, ""]):
@@ -272,7 +273,7 @@ def _parse_words(words: list[str], date: str) -> ModelName:
         sized = re.fullmatch(_SIZE, word)
         if sized is not None:  # such as 8x7b
             experts = int(sized[1]) * _SHARED if sized[1] else 1.0
-            size = max(size, float(sized[2]) * _BILLIONS[sized[3]] * experts)
+            sizes.append(float(sized[2]) * _BILLIONS[sized[3]] * experts)
     if _OTHER_TASKS.intersection(words):
         families = {}
-    return ModelName(frozenset(words), families, size or None, date, frozenset(numbered))
+    return ModelName(frozenset(words), families, min(sizes, default=0.0) or None, date, frozenset(numbered))
