@@ -101,6 +101,17 @@ def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="file' is not a folder"):
+        check_output(tmp_path / "file" / "new" / "out")
+    check_output(tmp_path / "new" / "out")
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(tmp_path))
+    with pytest.raises(WriteError, match="not a folder that you may write to"):
+        check_output(tmp_path / "new" / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("problem", [FileNotFoundError, PermissionError])
 def test_a_folder_that_another_process_replaces_and_a_hidden_current_folder_are_no_failure(
     tmp_path, monkeypatch, problem

@@ -136,7 +136,7 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
 
 
 def check_output(out: str | Path, *inputs: object, files: Iterable[str] | None = None) -> None:
-    """Check, before the work, that an output replaces neither an input nor a folder with other files.
+    """Check, before the work, that an output can be written, and replaces neither an input nor other files.
 
     Args:
         out: The file or folder to write.
@@ -145,9 +145,13 @@ def check_output(out: str | Path, *inputs: object, files: Iterable[str] | None =
 
     Raises:
         ConfigurationError: An input is the output, or inside it, or the output may not be replaced.
+        WriteError: The output's folder is not a folder, or may not be written to.
     """
     target = find_folder(out)
     _beside(target, "before")  # raises now if it could not be renamed after the work
+    above = next(filter(os.path.exists, target.parents), Path())
+    if not (os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK)):
+        raise _write_error(target, OSError(f"{str(above)!r} is not a folder that you may write to"))
     for path in inputs:
         source = os.path.expanduser(path) if isinstance(path, str | Path) else ""
         # `samefile` follows links, also where a file system ignores case.
@@ -409,10 +413,7 @@ def json_line(value: Any) -> str:
 
 
 def json_text(value: Any, indent: int | None = 1) -> str:
-    """Return a value as the text of a JSON file, with a final line feed; ``indent=None`` gives a single line.
-
-    Numbers may also be NumPy's.
-    """
+    """Return a value, whose numbers may be NumPy's, as the text of a JSON file; ``indent=None`` gives one line."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=methodcaller("item"))
     # UTF-8 cannot encode lone surrogates; Python escapes them the same way as JSON does.
     return text.encode(errors="backslashreplace").decode() + "\n"
