@@ -79,6 +79,7 @@ def test_the_class_of_an_engine_inside_counts_too_and_an_llm_that_is_structured_
 # --- what it is asked ------------------------------------------------------------------------------------------
 
 PERSONA = 'You are a pirate. Answer as {"text": …}.'
+LATEX = r"Write \frac{a}{b}, and {{name}} for a name."
 QUESTION = "Passages: {context_str}\nQuestion: {query_str}"
 
 
@@ -104,6 +105,8 @@ TAKEN = {
     "a rich one": ({"text_qa_template": RICH}, ["Be brief."]),
     "one that is selected": ({"text_qa_template": SELECTED}, ["Be kind."]),
     "one that is filled in": ({"text_qa_template": MAPPED}, ["Be bold."]),
+    # Regression: it was taken for one with variables, and left out.
+    "with LaTeX": ({"text_qa_template": chat_prompt(LATEX)}, [LATEX]),
     "with passages in it": (
         {"text_qa_template": chat_prompt("Read {context_str}.", "Be safe.")},
         ["Be safe."],

@@ -18,7 +18,10 @@ from rgate_integrations.errors import ConfigurationError
 _log = logging.getLogger("rgate_integrations")
 
 _PROMPTS = ("text_qa_template", "summary_template", "simple_template")  # a synthesizer uses one of these
-_MARK = "\0"  # stands for each variable of a prompt, to see which messages contain one
+_MARK = "\0"
+# Stand for what a synthesizer puts into a prompt, to see which messages contain it. LlamaIndex leaves any other word
+# in braces as it is, such as in LaTeX.
+_MARKS = {"context_str": _MARK, "query_str": _MARK}
 
 
 def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
@@ -81,7 +84,7 @@ def _shows_question(prompt: BasePromptTemplate, llm: LLM) -> bool:
 
 
 def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
-    """Return the system messages of an engine's prompt, except those with variables, such as passages.
+    """Return the system messages of an engine's prompt, except those with passages or the question.
 
     LlamaIndex's default system message is left out, because it forbids the LLM to use its own knowledge. If the
     prompt cannot be filled in, a warning is logged, and no messages are returned.
@@ -93,9 +96,8 @@ def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
         template = template.select(llm)
     if template is None:
         return []
-    marks = dict.fromkeys(set(template.template_vars) - template.kwargs.keys(), _MARK)
     try:
-        messages = template.format_messages(llm=llm, **marks)
+        messages = template.format_messages(llm=llm, **_MARKS)
     except Exception as error:  # the template may call the user's functions, which may need passages
         _log.warning(
             "Known questions are answered without the engine's prompt, which raised %s.", type(error).__name__
