@@ -1,6 +1,7 @@
 """`ChatOpenAI` and `OpenAILike`, which most applications have: on a real server, and on one that breaks off."""
 
 import asyncio
+import gc
 
 import pytest
 from langchain_core.output_parsers import StrOutputParser
@@ -9,9 +10,11 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests import begun_answers
-from tests.http_servers import Words
+from tests.http_servers import Words, listening
 from tests.langchain_fakes import SINGLES, each
 from tests.llama_index_parts import Rag, ask, every_style
+from tests.patience import PATIENCE
+from tests.scripted_upstream import ScriptedUpstream
 from tests.tool_server import tool_server
 
 langchain_openai = pytest.importorskip("langchain_openai", reason="comes with the dev extra")
@@ -71,6 +74,38 @@ def test_openai_like_answers_first(served, style, chats):
     assert len(ask(engine, KNOWN, style)[0]) > 16
     assert str(engine.query(UNKNOWN)) == f"read about {UNKNOWN}"
     assert lengths(judge) == [8, 8]
+
+
+# --- one that would answer for ever ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_garbage_collection():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+@each(SINGLES)
+def test_an_unknown_answer_of_chat_openai_ends_at_the_server(call):
+    upstream = ScriptedUpstream([{"content": "Perhaps. "}] * 10, endless=True)
+    with listening(upstream.app) as url:
+        chain, _ = routed(f"{url}/v1", Words())
+        assert call(chain, UNKNOWN) == f"read about {UNKNOWN}"
+        assert upstream.cancelled.wait(PATIENCE)
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+@every_style
+def test_an_unknown_answer_of_openai_like_ends_at_the_server(style):
+    """Regression: LlamaIndex's LLMs leave their streams to the garbage collector, so it was written to its end."""
+    upstream = ScriptedUpstream([{"content": "Perhaps. "}] * 10, endless=True)
+    with listening(upstream.app) as url:
+        engine = engine_of(f"{url}/v1", Words(), style)
+        again = asyncio.run(engine.aquery(UNKNOWN)) if style[0] == "a" else engine.query(UNKNOWN)
+        assert str(again) == f"read about {UNKNOWN}"
+        assert upstream.cancelled.wait(PATIENCE)
 
 
 # --- one whose streams end without a finish reason: half an answer is not judged as a whole one ------------

@@ -8,12 +8,14 @@ chunk in the event's context.
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from types import AsyncGeneratorType, CellType, GeneratorType
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -113,6 +115,22 @@ class EngineStream(ChunkStream):
         # On first use and not at import, which should have no effects.
         listen(_Listener)
 
+    def close(self) -> None:
+        """Close the response early, which also ends the request to the LLM."""
+        streams = _find_streams(self._iterator)
+        super().close()
+        for stream in streams:
+            stream.close()
+
+    async def aclose(self) -> None:
+        """Close the response early, which also ends the request to the LLM."""
+        streams = _find_streams(self._iterator)
+        await super().aclose()
+        for stream in streams:
+            closed = stream.close()
+            if closed is not None:
+                await closed
+
     def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
         """Record the metadata that the LLM sends with a chunk."""
         # An LLM that implements chat by completion emits each response in two kinds of events: we only read the
@@ -157,6 +175,26 @@ class EngineStream(ChunkStream):
         if isinstance(response, StreamingResponse):
             return in_threads(iter(response.response_gen))
         return aiter(response.response_gen)
+
+
+def _find_streams(generator: Any) -> list[Any]:
+    """Return the streams that a suspended generator reads, perhaps through other generators, from an LLM's server.
+
+    LlamaIndex leaves those of OpenAI's client open. They refer to themselves, so that only the garbage collector
+    would close them, when the server has long written the whole answer.
+    """
+    found: list[Any] = []
+    queue, seen = [generator], set[int]()
+    while queue:
+        for held in gc.get_referents(queue.pop()):
+            if id(held) in seen:
+                continue
+            seen.add(id(held))
+            if isinstance(held, GeneratorType | AsyncGeneratorType | CellType):
+                queue.append(held)
+            elif type(held).__name__ in ("Stream", "AsyncStream") and hasattr(held, "close"):
+                found.append(held)
+    return found
 
 
 async def in_threads(chunks: Iterator[Any]) -> AsyncGenerator[Any]:
