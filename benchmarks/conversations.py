@@ -1,21 +1,27 @@
 """How often the gate decides right about the last message of a conversation, on conversations written for this test.
 
-    python benchmarks/conversations.py [dev] [transcripts]
+    python benchmarks/conversations.py [dev] [transcripts] [long]
 
 It judges the part ``test``, or with ``dev`` that part, whose wrong decisions it also prints. With ``transcripts``, a
-conversation is one message, as a program would paste it, in each of several formats.
+conversation is one message, as a program would paste it, in each of several formats. With ``long``, each answer has
+350 words more: passages of the encyclopaedia that share words with it and its question. It also prints the time.
 """
 
 import sys
+import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from templates import read_lines
 
 from rgate_integrations import Decision, Request, load_gate
+from rgate_integrations.index import BM25Index, read_passages
+from rgate_integrations.models.download import corpus_path
+from rgate_integrations.runtime.segments import segments
 
 FOLDER = Path(__file__).parent / "conversations"
+MORE_WORDS = 350
 FORMATS = {
     "USER:": ("USER: {}", "ASSISTANT: {}", "\n", "\nASSISTANT:"),
     "Human:": ("Human: {}", "Assistant: {}", "\n\n", "\n\nAssistant:"),
@@ -68,6 +74,24 @@ def read_conversations(part: str) -> list[Conversation]:
     return conversations
 
 
+def lengthen(conversations: list[Conversation]) -> list[Conversation]:
+    """Return conversations whose answers have 350 words more, before the question that ends them, if any."""
+    index = BM25Index(read_passages(corpus_path("encyclopedia-leads")))
+    longer = []
+    for conversation in conversations:
+        history = list(conversation.request.history)
+        for place, turn in enumerate(history):
+            if turn.startswith("assistant: "):
+                hits = index.search([" ".join(history[max(0, place - 1) : place + 1])], 6)[0]
+                *sentences, last = segments(turn.removeprefix("assistant: "))
+                end = [last] if last.endswith("?") else []
+                begin = ["assistant:", *(sentences if end else [*sentences, last])]
+                words = " ".join(hit.passage.text for hit in hits).split()[:MORE_WORDS]
+                history[place] = " ".join([*begin, *words, *end])
+        longer.append(replace(conversation, request=replace(conversation.request, history=tuple(history))))
+    return longer
+
+
 def format_transcripts(conversations: list[Conversation]) -> list[Conversation]:
     """Return conversations as one text each, in all formats; leaves out those with turns of the user only."""
     transcripts = []
@@ -90,10 +114,14 @@ def main() -> None:
     conversations = read_conversations(part)
     if "transcripts" in sys.argv:
         conversations = format_transcripts(conversations)
-    decisions = load_gate(on_error="raise").decide_batch(
-        [conversation.request for conversation in conversations]
-    )
-    print(f"{len(conversations)} conversations, part {part}")
+    if "long" in sys.argv:
+        conversations = lengthen(conversations)
+    gate = load_gate(on_error="raise")
+    gate.decide("Loads the models.")
+    start = time.perf_counter()
+    decisions = [gate.decide(conversation.request) for conversation in conversations]
+    milliseconds = 1e3 * (time.perf_counter() - start) / len(decisions)
+    print(f"{len(conversations)} conversations, part {part}, {milliseconds:.0f} ms each")
     for needs, what in (
         (True, "retrieved of those that need passages"),
         (False, "skipped of those that need none"),

@@ -10,7 +10,7 @@ from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.reader import Reader
-from rgate_integrations.runtime.segments import Segmented, count_words, layout, segments
+from rgate_integrations.runtime.segments import Segmented, count_words, layout, segments, shorten_turn
 
 EASY = "What is 2 + 2?"
 HARD = "Where was Aarno Maliniemi born?"
@@ -183,3 +183,32 @@ def test_a_follow_up_is_judged_in_the_light_of_the_turns_before_it(gate):
     common = ["user: What is the capital of France?", "assistant: Paris."]
     found = gate.decide_batch([Request("And in Italy?", turns) for turns in (private, common)])
     assert [each.retrieve for each in found] == [True, False]
+
+
+TWENTY = "one two three four five six seven eight nine ten " * 2
+LONG = f"{TWENTY.strip()}. {'And it rained. ' * 20}"
+
+
+@pytest.mark.parametrize(
+    ("turn", "kept"),
+    [
+        ("assistant: " + "word " * 59, "assistant: " + "word " * 59),
+        (f"assistant: {LONG}", f"assistant: {TWENTY.strip()}."),
+        (f"assistant: Yes. {LONG}", f"assistant: Yes. {TWENTY.strip()}."),
+        (f"assistant: {LONG}\nShall I go on?", f"assistant: {TWENTY.strip()}. Shall I go on?"),
+        (f"user: {LONG}\nWhat is that?", f"user: {TWENTY.strip()}. What is that?"),
+        (f"user: {LONG}\nSummarise that.", f"user: {TWENTY.strip()}. Summarise that."),
+        ("assistant: " + "雨" * 200, "assistant: " + "雨" * 200),  # one sentence
+    ],
+    ids=[
+        "short",
+        "long",
+        "a short sentence first",
+        "a question",
+        "user's question",
+        "user's",
+        "Chinese",
+    ],
+)
+def test_of_a_long_turn_the_beginning_is_read_and_what_it_asks_at_its_end(turn, kept):
+    assert shorten_turn(turn) == kept

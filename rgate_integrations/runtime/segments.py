@@ -33,6 +33,8 @@ _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _MAX_WORDS = 60  # longer sentences are cut, because a mean over more words says little about any of them
+_MAX_TURN_WORDS, _MIN_KEPT_WORDS = 60, 20
+_MAX_TURN_CHARS = 2_000  # at each end of a turn, what is split into sentences
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,29 @@ def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
 def count_words(text: str) -> int:
     """Return roughly the number of words; in scripts without spaces, such as Chinese, two characters count as one."""
     return len(text.split()) + len(UNSPACED.findall(text)) // 2
+
+
+def shorten_turn(turn: str) -> str:
+    """Return a turn of more than 60 words as its beginning and end; a shorter one unchanged.
+
+    Kept are the first sentences, with at least 20 words, and the last one if it is a question or the user's. With a
+    whole long answer in its history, a follow-up would take ten times as long to read, and the decision about it
+    would be worse (``benchmarks/conversations.py long``).
+
+    Args:
+        turn: The turn, beginning with ``user: `` or ``assistant: ``.
+    """
+    if count_words(turn) <= _MAX_TURN_WORDS:
+        return turn
+    kept: list[str] = []
+    for sentence in segments(turn[:_MAX_TURN_CHARS]):
+        kept.append(sentence)
+        if count_words(" ".join(kept)) >= _MIN_KEPT_WORDS:
+            break
+    last = segments(turn.rstrip()[-_MAX_TURN_CHARS:])[-1]
+    if last != kept[-1] and (last.endswith(QUESTION_MARKS) or turn.startswith("user: ")):
+        kept.append(last)
+    return " ".join(kept)
 
 
 def layout(text: str) -> Float32Array:

@@ -14,7 +14,7 @@ from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.segments import Segmented, layout
+from rgate_integrations.runtime.segments import Segmented, layout, shorten_turn
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,10 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
         """Return the states of each request; requests that need the same layers are read in one batch."""
-        requests = [Segmented.from_text(request.question, request.history) for request in context.requests]
+        requests = [
+            Segmented.from_text(request.question, list(map(shorten_turn, request.history)))
+            for request in context.requests
+        ]
         groups: dict[RequestLayers, list[Segmented]] = {}
         for request in requests:
             groups.setdefault(self._layers(request), []).append(request)
