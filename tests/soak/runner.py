@@ -12,17 +12,14 @@ from pathlib import Path
 from tests.soak.chains import QueryEngine, Router
 from tests.soak.gates import RealGate, ScriptedGates
 from tests.soak.gateway import Between
-from tests.soak.hostile import Hostile
 from tests.soak.indexes import Index
-from tests.soak.kills import Kills
 from tests.soak.machine import Allowance, Held, settled
 from tests.soak.scenario import Scenario, Violation, chance_of
 from tests.soak.served import Served
 from tests.soak.wire import Wire
 
 SCENARIOS: dict[str, type[Scenario]] = {
-    each.name: each
-    for each in (ScriptedGates, RealGate, Router, QueryEngine, Index, Served, Wire, Between, Kills, Hostile)
+    each.name: each for each in (ScriptedGates, RealGate, Router, QueryEngine, Index, Served, Wire, Between)
 }
 _ROUND = 60.0  # seconds
 _BREATH = 0.02  # seconds

@@ -42,13 +42,6 @@ BROKEN = {
     "huge-tokens": (200, json.dumps(answer("x" * 300_000, {"x" * 300_000: -0.01}))),
     "endless": (200, " " * (LONGEST_BODY + 1)),
 }
-# What a browser sends for a page of somebody else's; each must be refused, whatever the route.
-FOREIGN = [
-    {"origin": "https://evil.example"},
-    {"origin": "null"},
-    {"sec-fetch-site": "cross-site"},
-    {"origin": "http://127.0.0.1:9", "sec-fetch-site": "same-site"},
-]
 _BUSY = "busy"  # refused once, answered then
 _DROPPED = "dropped"  # the connection is closed in the middle of the answer
 _PACKED = "packed"  # a megabyte in a kilobyte of gzip
