@@ -129,29 +129,6 @@ def test_only_the_last_message_changes_and_follow_ups_are_searched_with_what_the
     assert [token for token in ("<|im_", "<|system|>", "[/INST]") if token in passages] == []
 
 
-@pytest.mark.parametrize(
-    ("messages", "why"),
-    [
-        (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
-            "no-question",
-        ),
-        ([{"role": "user", "content": "who?"}, {"role": "tool", "content": "42"}], "tool-result"),
-        ([{"role": "system", "content": "who?"}], "no-question"),
-        ([{"role": "user", "content": " "}], "no-question"),
-        ([], "no-question"),
-        (None, "no-question"),
-    ],
-)
-def test_what_is_no_question_passes_untouched(messages, why):
-    gate = Words()
-    with gateway(gate) as between:
-        before = len(gate.asked)
-        assert gateway_headers(between.ask(messages=messages)) == {"undecided": why}
-        assert between.upstream.requests[-1]["messages"] == messages
-        assert (len(gate.asked), between.shelf.queries) == (before, [])
-
-
 def test_other_routes_and_bodies_pass_untouched():
     with gateway(Words()) as between:
         headers = {"x-mine": "1", "authorization": "Bearer sk"}

@@ -141,15 +141,6 @@ def test_completions_are_decided(ask, prompt):
     assert sent["prompt"].endswith(f"Question: {HAMLET}")
 
 
-def test_earlier_turns_of_responses_are_searched_with_a_follow_up(ask):
-    turns = [
-        {"role": "user", "content": "Who was Napoleon?"},
-        {"role": "assistant", "content": "An emperor."},
-    ]
-    ask("/v1/responses", {"input": [*turns, {"role": "user", "content": "And how tall was he?"}]})
-    assert ask.shelf.queries == ["Who was Napoleon?\nAnd how tall was he?"]
-
-
 CUT = "unknown \ud83d no: who wrote hamlet?"
 
 
@@ -175,14 +166,17 @@ def test_half_an_emoji_reaches_neither_gate_nor_search_and_the_upstream_as_it_wa
 @pytest.mark.parametrize(
     ("path", "body", "why"),
     [
+        (CHAT, {"messages": []}, "no-question"),
+        (CHAT, {"messages": None}, "no-question"),
         (CHAT, {"messages": "who wrote hamlet?"}, "no-question"),
         (CHAT, {"messages": {"role": "user"}}, "no-question"),
         (CHAT, {"messages": ["who?", 7, None]}, "tool-result"),
         (CHAT, {"messages": [USER, IMAGE]}, "no-question"),
-        (CHAT, {"messages": [USER, {"role": "user", "content": ""}]}, "no-question"),
+        (CHAT, {"messages": [USER, {"role": "user", "content": " "}]}, "no-question"),
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "no-question"),
         (CHAT, {"messages": [{"role": "user"}]}, "no-question"),
         (CHAT, {"messages": [{"role": ["user"], "content": "x"}]}, "tool-result"),
+        (CHAT, {"messages": [SYSTEM]}, "no-question"),
         (CHAT, {"messages": [SYSTEM, PREFILL]}, "no-question"),
         (CHAT, {"messages": [USER, TOOL]}, "tool-result"),
         (CHAT, {"messages": [USER, TOOL, PREFILL]}, "tool-result"),

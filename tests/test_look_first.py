@@ -268,20 +268,6 @@ def test_nothing_waits_for_a_search_only_if_no_passages_change_the_outcome(
     assert passages_cannot_help(made, look, direct_threshold=threshold) is cannot
 
 
-def test_a_decision_to_retrieve_asks_the_model_about_nothing_but_the_passages():
-    """Regression: the model was also asked whether the search was needed, which it always is."""
-    asked = []
-
-    class Counting(type(COVERED)):
-        def p_helps(self, p_contains, p_known):
-            asked.append(len(p_known))
-            return super().p_helps(p_contains, p_known)
-
-    look = LookFirst(model=Counting(**COVERED.model_dump()))
-    assert not passages_cannot_help(decision(0.3).with_retrieve(True), look)
-    assert asked == []
-
-
 OVERRIDES = {way: Override(retrieve=way, reason="A rule.") for way in (True, False)}
 
 
@@ -314,14 +300,6 @@ def test_the_question_alone_is_clearly_known_or_clearly_unknown_or_neither(p_kno
     assert is_clear(made, CLEAR) is clear
     settled = settle(made, (), CLEAR, LookFirst(model=COVERED))
     assert (settled is not None) is clear, "no passages change nothing"
-
-
-@pytest.mark.parametrize("override", OVERRIDES.values(), ids=str)
-@pytest.mark.parametrize("found", [HOLDING, BESIDE, [], GONE], ids=["holds", "beside", "nothing", "failed"])
-def test_an_override_settles_whatever_was_found(override, found):
-    made = decision(0.5, override=override).model_copy(update={"retrieve": override.retrieve})
-    settled = settle(made, found, CLEAR, LookFirst(model=COVERED))
-    assert (settled.retrieve, settled.override, settled.p_helps) == (override.retrieve, override, None)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,8 @@
 import asyncio
 import os
 import re
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import Response
@@ -19,6 +15,8 @@ from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ServerError, UnknownNameError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
+from rgate_integrations.serving.app import make_app
+from rgate_integrations.serving.service import DecisionService
 from tests.commands import rgate
 from tests.http_servers import free_port, listening, serving_gate
 from tests.scripted_proxy import ScriptedProxy
@@ -98,21 +96,30 @@ def answering(status, body, seconds=0):
         yield url, paths
 
 
-def test_a_server_that_hangs_is_not_sent_questions_until_it_is_ready():
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"request_seconds": 0.2},
+        # Regression: with a timeout below ``request_seconds``, each call waited for that long again.
+        {"timeout": 0.5},
+    ],
+    ids=str,
+)
+def test_a_server_that_hangs_is_not_sent_questions_until_it_is_ready(limit):
     with answering(200, b"", seconds=3600) as (url, paths):
-        gate = load_gate(url, request_seconds=0.2)
-        for _ in range(4):
-            assert gate.decide("known").error.type == "ServerError"
-    assert paths == ["/v1/decide", "/ready", "/ready", "/ready"]
-
-
-def test_a_server_that_is_slower_than_the_callers_limit_is_not_sent_questions_either():
-    """Regression: with a timeout below ``request_seconds``, each call waited for that long again."""
-    with answering(200, b"", seconds=3600) as (url, paths):
-        gate = load_gate(url, timeout=0.5)
+        gate = load_gate(url, **limit)
         assert all(gate.decide("known").error for _ in range(4))
     assert paths[0] == "/v1/decide"
     assert set(paths[1:]) == {"/ready"}
+
+
+def test_a_server_that_is_up_again_is_asked_again(words):
+    port = free_port()
+    gate = load_gate(f"http://127.0.0.1:{port}")
+    for _ in range(3):
+        assert gate.decide("known").error.type == "ServerError"
+    with listening(make_app(DecisionService(words)), port):
+        assert not gate.decide("known").retrieve
 
 
 @pytest.mark.parametrize(
@@ -182,83 +189,65 @@ def test_a_login_in_the_url_is_in_no_repr_and_in_no_dump_of_a_chain():
     assert gate.gate.url == url
 
 
-@pytest.mark.parametrize("there", ["s3cret", "s3cret\n", " s3cret\r\n"])
-def test_a_token_is_the_same_on_both_sides_whatever_white_space_its_file_ended_in(words, monkeypatch, there):
-    monkeypatch.setenv("RGATE_TOKEN", "s3cret\n")
-    with serving_gate(words, token=there) as url:
-        assert load_gate(url).decide("known").error is None
-
-
-def test_the_token_is_sent_and_never_shown(words, monkeypatch):
-    with serving_gate(words, token="s3cret") as url:  # noqa: S106
+def test_the_token_is_sent_without_white_space_around_it_and_never_shown(words, monkeypatch):
+    """A file that it is read from may end in a line feed, on either side."""
+    with serving_gate(words, token=" s3cret\r\n") as url:  # noqa: S106
         refused = load_gate(url, token="wr0ng")  # noqa: S106
         decision = refused.decide("known")
         assert decision.error.type == "ServerError"
-        monkeypatch.setenv("RGATE_TOKEN", "s3cret")
-        assert not load_gate(url).decide("known").retrieve
+        monkeypatch.setenv("RGATE_TOKEN", "s3cret\n")
+        assert not load_gate(url.replace("http", "HTTP")).decide("known").retrieve
     assert "wr0ng" not in f"{refused!r} {refused.gate.config()} {decision.model_dump_json()}"
 
 
-def test_a_url_that_no_server_can_have_is_refused_where_it_is_given():
-    """Regression: a port of more than 16 bits was an `ExceptionGroup` of every decision."""
-    for url in ("http://127.0.0.1:65536", "http://127.0.0.1:8377/?a=b"):
-        with pytest.raises(ConfigurationError, match=r"URL is invalid.*port may be at most 65535"):
-            load_gate(url)
-        with pytest.raises(ConfigurationError, match="URL is invalid"):
-            load_gate("remote", url=url)
-    assert load_gate("http://127.0.0.1:65535").gate.url
-
-
-def test_a_token_that_no_header_can_have_is_refused_where_it_is_given(monkeypatch):
-    """Regression: each decision failed, and so retrieved."""
-    with pytest.raises(ConfigurationError, match="printable ASCII"):
-        load_gate("http://127.0.0.1:8377", token="s€cret")  # noqa: S106
-    monkeypatch.setenv("RGATE_TOKEN", "s3cret")
-    with pytest.raises(ConfigurationError, match="Both an API key and a login"):
-        load_gate("http://ann:p4ss@127.0.0.1:8377")
-
-
 @pytest.mark.parametrize(
-    ("name", "error", "said"),
+    ("name", "options", "error", "said"),
     [
+        # Regression: a port of more than 16 bits was an `ExceptionGroup` of every decision.
+        ("http://127.0.0.1:65536", {}, ConfigurationError, "URL is invalid.*port may be at most 65535"),
+        ("http://127.0.0.1:8377/?a=b", {}, ConfigurationError, "URL is invalid"),
+        ("remote", {"url": "http://127.0.0.1:65536"}, ConfigurationError, "URL is invalid"),
+        # Regression: with a token that no header can have each decision failed, and so retrieved.
+        ("http://127.0.0.1:8377", {"token": "s€cret"}, ConfigurationError, "printable ASCII"),
+        (
+            "http://ann:p4ss@127.0.0.1:8377",
+            {"token": "s3cret"},
+            ConfigurationError,
+            "Both an API key and a login",
+        ),
         # Regression: the hint of ``"localhost:8377"`` listed the names of gates.
-        ("localhost:8377", ConfigurationError, "Hint: .*http://localhost"),
-        ("127.0.0.1:8377/rgate", ConfigurationError, "Hint: .*http://localhost"),
-        ("ftp://localhost", ConfigurationError, "Hint: .*http://localhost"),
+        ("localhost:8377", {}, ConfigurationError, "Hint: .*http://localhost"),
+        ("127.0.0.1:8377/rgate", {}, ConfigurationError, "Hint: .*http://localhost"),
+        ("ftp://localhost", {}, ConfigurationError, "Hint: .*http://localhost"),
         # Regression: the error said that the server's URL is invalid.
-        ("popularty:500", UnknownNameError, r"'popularty'.*Did you mean popularity"),
+        ("popularty:500", {}, UnknownNameError, "'popularty'.*Did you mean popularity"),
     ],
 )
-def test_an_address_without_its_scheme_is_told_from_a_misspelt_gate(name, error, said):
+def test_what_cannot_be_the_address_of_a_server_is_refused_where_it_is_given(name, options, error, said):
     with pytest.raises(error, match=said):
-        load_gate(name)
-
-
-def test_the_scheme_of_a_url_may_be_in_capitals(url):
-    assert not load_gate(url.replace("http", "HTTP")).decide("known").retrieve
+        load_gate(name, **options)
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("status", "body", "words", "remedy"),
     [
-        (b'{"error": {"message": "The \\"queue\\" is full.", "hint": "Wait."}}', 'The "queue" is full.'),
-        (b'{"error": "full"}', '{"error": "full"}'),
-        (b"[7]", "[7]"),
-        (b"<b>bad gateway</b>", "<b>bad gateway</b>"),
+        (
+            529,
+            b'{"error": {"message": "The \\"queue\\" is full.", "hint": "Wait."}}',
+            'The "queue" is full.',
+            "--queue",
+        ),
+        (529, b'{"error": "full"}', '{"error": "full"}', "--queue"),
+        (401, b"[7]", "[7]", "token"),
+        (500, b"<b>bad gateway</b>", "<b>bad gateway</b>", "log"),
     ],
 )
-def test_a_refusal_is_quoted_in_the_servers_words(body, words):
-    """Regression: each reason and each line of the log had the JSON of the answer."""
-    with answering(529, body) as (url, _):
-        message = load_gate(url).decide("known").error.message
-    assert message == f"The decision server at {url} answered 529: {words}"
-
-
-@pytest.mark.parametrize(("status", "remedy"), [(401, "token"), (529, "--queue"), (500, "log")])
-def test_the_hint_is_about_what_the_server_refused(status, remedy):
-    """Regression: the hint for a full queue was to check the URL and the server's log, where nothing was."""
-    with answering(status, b"") as (url, _):
-        assert remedy in load_gate(url).decide("known").error.hint
+def test_a_refusal_is_quoted_in_the_servers_words_and_the_hint_is_about_it(status, body, words, remedy):
+    """Regression: the log had the JSON of the answer, and the hint for a full queue was to check the URL."""
+    with answering(status, body) as (url, _):
+        error = load_gate(url).decide("known").error
+    assert error.message == f"The decision server at {url} answered {status}: {words}"
+    assert remedy in error.hint
 
 
 def test_a_gate_on_a_server_is_not_calibrated(words, url, tmp_path):
@@ -292,41 +281,3 @@ def test_a_forked_child_has_connections_of_its_own(url):
         os._exit(gate.decide("known").retrieve)
     assert os.waitpid(child, 0)[1] == 0
     assert not gate.decide("known").retrieve
-
-
-@contextmanager
-def serve(port):
-    """Run the command; gives the process when it is ready."""
-    code = "from rgate_integrations.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", "--port", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process, httpx.Client() as client:
-        try:
-            while True:
-                assert process.poll() is None
-                with suppress(httpx.TransportError):
-                    if client.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
-                        break
-            yield process
-        finally:
-            process.terminate()
-
-
-@pytest.mark.model
-@pytest.mark.slow
-def test_a_server_that_is_killed_under_load_costs_no_decision_and_its_successor_decides():
-    port = free_port()
-    gate = load_gate(f"http://127.0.0.1:{port}", timeout=60.0)
-    asked = [f"Who wrote book {number}?" for number in range(400)]
-    with serve(port) as process, ThreadPoolExecutor(8) as pool:
-        callers = [pool.submit(gate.decide, question) for question in asked]
-        first = callers[0].result()
-        process.kill()
-        found = [caller.result() for caller in callers]
-    assert [each.question for each in found] == asked
-    assert (first.error, found[-1].retrieve) == (None, True)
-    assert {each.error.type for each in found if each.error} == {"ServerError"}
-    for _ in range(3):
-        assert gate.decide("known").error.type == "ServerError"
-    with serve(port) as successor:
-        assert gate.decide("Who wrote Hamlet?").error is None
-    assert successor.returncode in (0, -15)  # it ended when asked to

@@ -382,22 +382,20 @@ def test_what_no_passage_can_change_does_not_wait_for_them(side, monkeypatch, op
     assert (routed.decision["override"]["retrieve"], routed.decision["p_helps"]) == (False, None)
 
 
-@pytest.mark.parametrize(("scores", "threshold"), [({HELD: 0.99}, None), ({HELD: 0.6}, 0.5)])
-def test_what_is_known_too_well_does_not_wait_for_passages(framework, monkeypatch, scores, threshold):
+@pytest.mark.parametrize(
+    ("options", "threshold"),
+    [
+        ({"answers": False, "judge": Reader({HELD: 0.99})}, None),
+        ({"answers": False, "judge": Reader({HELD: 0.6})}, 0.5),
+        ({"scores": {HELD: 0.99}}, None),
+    ],
+    ids=["look first", "a threshold that is given", "both"],
+)
+def test_what_is_known_too_well_does_not_wait_for_passages(framework, monkeypatch, options, threshold):
     """Regression: it waited for a search that could not change the decision."""
-    routed = framework(look=LOOK, answers=False, judge=Reader(scores))
+    routed = framework(look=LOOK, **options)
     ended = never_ending(type(routed.shelf), monkeypatch)
-    assert TEXT not in routed.ask(HELD, **({} if threshold is None else {"threshold": threshold}))
-    assert not ended.is_set()
-    ended.set()
-    assert (routed.decision["outcome"], routed.decision["p_helps"]) == ("direct", None)
-
-
-def test_what_is_clearly_known_is_answered_without_waiting_for_passages(framework, monkeypatch):
-    """Regression: with answer first, it waited for a search that could not change the decision."""
-    routed = framework(look=LOOK, scores={HELD: 0.99})
-    ended = never_ending(type(routed.shelf), monkeypatch)
-    assert TEXT not in routed.ask(HELD)
+    assert TEXT not in routed.ask(HELD, threshold=threshold)
     assert not ended.is_set()
     ended.set()
     assert (routed.decision["outcome"], routed.decision["p_helps"]) == ("direct", None)
