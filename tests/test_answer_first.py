@@ -137,14 +137,6 @@ def test_where_there_is_no_text_to_judge_the_question_decides(call, arm):
     assert judge.calls == []
 
 
-@each(WAYS)
-def test_the_answer_among_several_outputs_is_judged(call):
-    arm = RunnablePassthrough.assign(answer=RunnableLambda(lambda x: x["question"]) | spoken(Writer()))
-    router = routed(arm, retrieve=RunnableLambda(lambda x: {"answer": "read"}))
-    assert call(router, {"question": "a known one?"}) == {"question": "a known one?", "answer": WHOLE}
-    assert call(router, {"question": "an unknown one?"}) == {"answer": "read"}
-
-
 def keyed(**steps):
     return RunnablePassthrough.assign(**steps)
 

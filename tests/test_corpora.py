@@ -1,15 +1,12 @@
 """Several corpora: what a decision names is searched, in both frameworks, in graphs, and behind the gateway."""
 
-import json
 from typing import Any, TypedDict
 from unittest.mock import patch
 
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.load import dumpd
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
 from llama_index.core.base.base_selector import SelectorResult
 from llama_index.core.llms import MockLLM
@@ -35,7 +32,6 @@ from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, ea
 from tests.llama_index_parts import Rag, both_ways
 from tests.scripted_upstream import Shelf
 from tests.test_gateway import gateway, gateway_headers
-from tests.test_langchain_runnables import READABLE, loaded, pickled
 
 NAMES = Librarian.corpora
 UNKNOWN = {f"unknown to {name}": name for name in NAMES} | {"unknown elsewhere": "web"}
@@ -249,24 +245,6 @@ def test_what_a_chain_raises_stays_with_its_input(gate, call):
     router = gate.route(retrieve=chains(hr=RunnableLambda(fail)), direct=str)
     found = call(router, list(UNKNOWN), return_exceptions=True)
     assert [type(each) for each in found] == [str, OSError, str, str]
-
-
-def test_a_router_over_corpora_can_be_written_read_copied_and_pickled(gate):
-    prompts = {name: ChatPromptTemplate.from_template(f"{name} {{question}}") for name in NAMES}
-    router = gate.route(retrieve=prompts, direct=prompts["docs"])
-    assert pickled(router).invoke({"question": "unknown to hr"}).to_string() == "Human: hr unknown to hr"
-    written = json.loads(
-        json.dumps(
-            dumpd(
-                RetrievalGate("constant:always").route(
-                    retrieve=CorpusChain(parts=prompts), direct=prompts["docs"]
-                )
-            )
-        )
-    )
-    again = loaded(written, [*READABLE, CorpusChain])
-    assert again.invoke({"question": "a"}).to_string() == "Human: docs a"
-    assert again.config_specs == router.config_specs
 
 
 FOUND = {

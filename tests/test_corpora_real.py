@@ -38,7 +38,7 @@ from tests import llama_index_parts
 from tests.begun_answers import KNOWN, TEXT, Knowing, Shelf
 from tests.commands import printed, rgate
 from tests.http_servers import listening
-from tests.langchain_fakes import BATCHES, SINGLES, each, texts
+from tests.langchain_fakes import SINGLES, each, texts
 from tests.llama_index_parts import ask, blocking, every_style, over
 from tests.scripted_upstream import ScriptedUpstream
 from tests.test_index import Letters
@@ -95,14 +95,6 @@ def test_a_langchain_router_over_three_corpora(call, folders, options):
         answer = call(router, question)
         assert answer.strip("<>") in TEXTS[name], "the right chain read a passage of its corpus"
     assert call(router, SMALL_TALK).strip() == KNOWN
-
-
-@each(BATCHES)
-def test_a_langchain_batch_over_three_corpora(call, folders):
-    answers = call(chain(folders), [*QUESTIONS.values(), SMALL_TALK])
-    for name, answer in zip(QUESTIONS, answers, strict=False):
-        assert answer.strip("<>") in TEXTS[name]
-    assert answers[-1].strip() == KNOWN
 
 
 def test_a_langchain_router_over_three_corpora_is_written_read_and_pickled(folders):

@@ -181,16 +181,6 @@ def test_one_gold_answer_may_stand_alone(tmp_path):
     assert read_questions(str(path))[0].gold == ("Shakespeare",)
 
 
-def test_a_corpus_that_is_not_utf_8_names_line_and_byte(tmp_path):
-    path = tmp_path / "corpus.jsonl"
-    path.write_bytes(b'{"text": "fine"}\n{"text": "caf\xe9"}\n')
-    with pytest.raises(
-        DataFormatError, match=r"corpus\.jsonl, line 2: byte 14 of the line is not UTF-8"
-    ) as caught:
-        list(read_passages(path))
-    assert caught.value.hint == "Save the file as UTF-8."
-
-
 @pytest.mark.parametrize(
     ("line", "why"),
     [("5", "not a JSON object"), ('{"question": "a?", "known": 2}', "must be true or false, not 2")],

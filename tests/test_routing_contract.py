@@ -455,12 +455,6 @@ def test_a_threshold_that_is_given_is_enough_whatever_was_found(framework, answe
     assert TEXT in routed.ask(HELD_UNKNOWN)
 
 
-def test_the_default_model_is_shipped(framework):
-    routed = framework(answers=False, look=True)
-    routed.ask(HELD)
-    assert 0 <= routed.decision["p_helps"] <= 1
-
-
 # --- several corpora -----------------------------------------------------------------------------------------------
 
 WAYS = {
