@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rgate_integrations import Decision, Draft, Override, Request, load_gate
+from rgate_integrations import Decision, Override, Request, load_gate
 from rgate_integrations.decision import Failure
 from rgate_integrations.engine.decider import Failed
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
@@ -211,15 +211,3 @@ def test_an_own_gate_judges_no_llm_by_its_name():
         resolve_gate(Own(), llm_name="gpt-4o")
     own = resolve_gate(Own())
     assert own.for_llm("gpt-4o", "the chat model") is own
-
-
-def test_a_resolved_gate_is_not_wrapped_again():
-    own, engine = resolve_gate(Own()), load_gate("constant:never")
-    assert resolve_gate(own) is own
-    assert resolve_gate(engine) is engine
-
-
-def test_a_draft_reaches_the_gate_as_it_was_given(decide):
-    own, draft = Judging(), Draft(text="d", tokens=("d",), logprobs=(-0.1,))
-    decide(own, Request("a b", draft=draft))
-    assert own.asked[0][0].draft is draft

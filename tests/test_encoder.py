@@ -361,13 +361,6 @@ def test_every_token_counts_in_one_window(count, cuts, before):
     assert counted == [ids[begin:end] for begin, end in row.ranges]
 
 
-def test_segments_are_joined():
-    text, parts = join_segments([["Hi Anna.", "When?"], ["Thanks!"]])
-    assert text == "Hi Anna. When?\nThanks!"
-    assert [text[begin:end] for begin, end in parts] == ["Hi Anna.", "When?", "Thanks!"]
-    assert join_segments([]) == ("", [])
-
-
 # --- its files ---------------------------------------------------------------------------------------------------
 
 

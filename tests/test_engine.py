@@ -98,26 +98,6 @@ def test_a_reason_says_so_if_the_threshold_of_the_call_turns_the_decision(thresh
     assert found.reason == own + turned * " But P(known) is 0.00, and the caller's threshold is 0.00."
 
 
-def test_so_does_that_of_a_gate_that_takes_no_threshold():
-    config = {"configurable": {"retrieval_threshold": 0.2}}
-    found = RetrievalGate(OnlyQuestions()).invoke("Who wrote Hamlet?", config)
-    assert found.retrieve is False
-    assert found.reason == "Unknown. But P(known) is 0.30, and the caller's threshold is 0.20."
-
-
-class OnlyQuestions:
-    """A gate of the user's own that takes no threshold."""
-
-    def decide_batch(self, requests):
-        return [
-            Decision(question=each.question, retrieve=True, p_known=0.3, reason="Unknown.")
-            for each in requests
-        ]
-
-    async def adecide_batch(self, requests):
-        return self.decide_batch(requests)
-
-
 @pytest.mark.parametrize(
     ("field", "value", "error", "why"),
     [
@@ -201,11 +181,6 @@ def test_an_invalid_question_is_refused_and_the_others_are_decided(scripted, cal
     assert caught.value.hint
     bad, good = gate.decide_batch([question, HAMLET])
     assert (bad.retrieve, bad.error.type, good.error) == (True, "InvalidQuestionError", None)
-
-
-def test_lone_surrogates_do_not_break_json(scripted):
-    decision = load_gate("ik", proxy=scripted).decide("who is \ud800 here?")
-    assert Decision.model_validate_json(decision.model_dump_json()) == decision
 
 
 def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripted, monkeypatch, call):

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -251,22 +250,6 @@ def test_a_file_that_is_no_log_is_neither_changed_nor_cut(tmp_path, content):
     with pytest.raises(DataFormatError, match="cannot be continued"):
         JsonlLog(path, keys=["n"]).append([{"n": 3}])
     assert path.read_bytes() == content
-
-
-def test_only_the_end_of_a_long_log_is_read(tmp_path):
-    path = tmp_path / "log.jsonl"
-    with path.open("wb") as file:
-        file.truncate(2_000_000_000)  # a hole, which takes no space
-        file.seek(0, os.SEEK_END)
-        file.write(b"\n" + ONE + b'{"n": ')
-    tracemalloc.start()
-    JsonlLog(path, keys=["n"]).append([{"n": 3}])
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1_000_000
-    with path.open("rb") as file:
-        file.seek(-18, os.SEEK_END)
-        assert file.read() == ONE + b'{"n": 3}\n'
 
 
 def test_a_log_goes_on_without_its_folder_or_says_so(tmp_path):

@@ -253,17 +253,6 @@ def test_a_queue_that_is_full_retrieves(caplog):
     assert "QueueFullError" not in caplog.text, "under overload, to mask and log each request would cost more"
 
 
-@pytest.mark.parametrize("look_first", [False, True])
-def test_a_search_that_fails_leaves_the_question_as_it_is(look_first, caplog):
-    with gateway(Words(), look_first=look_first) as between:
-        between.shelf.error = OSError("index gone")
-        assert gateway_headers(between.ask())["passages"] == "0"
-        assert between.sent == HAMLET
-        assert 'rgate_errors_total{type="OSError"}' in between.metrics
-    assert "index gone" in caplog.text
-    assert caplog.text.count("The search failed") == 1
-
-
 @pytest.mark.parametrize("answer_first", [False, FIRST_TOKENS])
 @pytest.mark.parametrize("question", ["known", HAMLET])
 def test_what_the_upstream_refuses_is_refused_in_its_words(answer_first, question):

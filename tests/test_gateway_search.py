@@ -140,6 +140,7 @@ def test_the_log_has_the_error_on_one_line_without_the_question(caplog):
     error = OSError('no answer for "WHO wrote\n2026-01-01 INFO Hamlet?" é')
     with gateway(Words(), shelf=Returns(raises(error))) as between:
         between.ask("who wrote hamlet? s3cret")
+        assert 'rgate_errors_total{type="OSError"}' in between.metrics
     (line,) = [record.getMessage() for record in caplog.records if "search" in record.getMessage()]
     assert line == 'The search failed: OSError: no answer for "WHO … 2026-01-01 INFO …?" é'
 

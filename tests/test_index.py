@@ -351,13 +351,3 @@ def test_reciprocal_rank_fusion():
     assert fuse([["a", "b", "c"], ["b", "d"]], key=lambda x: x) == ["b", "a", "d", "c"]
     assert fuse([["a", "b"], []], key=lambda x: x, k=1) == ["a"]
     assert fuse([], key=lambda x: x) == []
-
-
-@pytest.mark.parametrize("method", ["delete", "get", "vectors"])
-def test_a_text_is_no_list_of_ids(method):
-    """Regression: delete("12") removed the passages "1" and "2", and kept "12"."""
-    index = PassageIndex(Letters())
-    index.add([Passage(name, name) for name in ("1", "2", "12")])
-    with pytest.raises(ConfigurationError, match="'12'"):
-        getattr(index, method)("12")
-    assert [passage.id for passage in index] == ["1", "2", "12"]

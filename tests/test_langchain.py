@@ -1,9 +1,5 @@
 """LangChain: gate and router make one gate call a batch in every call style, arms stream, failures retrieve."""
 
-import asyncio
-import math
-from unittest.mock import patch
-
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
@@ -12,13 +8,10 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
-from rgate_integrations import load_gate
-from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from rgate_integrations.langchain.router import RetrievalRouter
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, Search, each
-from tests.test_batching import Held
 
 TOKENS = "abcdefghijklmnopqrst"
 BATCH = ["unknown a", "b", "unknown c", "d"]
@@ -191,17 +184,3 @@ def test_a_threshold_for_one_call_does_not_split_the_batch(gate, router, call):
     strict = RetrievalGate(gate, threshold=0.9)  # a call's threshold overrides the field's
     assert [d.threshold for d in call(strict, ["b", "c"], [{}, configs[0]])] == [0.9, 0.1]
     assert "retrieval_threshold" in [spec.id for spec in router.config_specs]
-
-
-async def test_a_thousand_concurrent_calls_share_batches():
-    """The model is held at its first call until all callers have asked."""
-    held = Held()
-    chain = RetrievalGate(load_gate("prompt", proxy=held)).route(retrieve=str, direct=str)
-    questions = [f"slow {i}?" for i in range(1_000)]
-    with patch.object(Batcher, "submit", autospec=True, side_effect=Batcher.submit) as submit:
-        answers = asyncio.gather(*map(chain.ainvoke, questions))
-        while submit.call_count < 1_000:
-            await asyncio.sleep(0)
-    held.go.set()
-    assert await answers == questions
-    assert len(held.calls) <= 1 + math.ceil(999 / 64)

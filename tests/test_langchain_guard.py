@@ -10,7 +10,7 @@ from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
-from rgate_integrations import Decision, load_gate
+from rgate_integrations import Decision
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, GatedRetriever, RetrievalGate, gate_node
 from tests.begun_answers import EventRecorder
@@ -268,10 +268,6 @@ IS_BOOL = "returned bool instead of a Decision"
 def test_what_cannot_guard_or_be_guarded(runnable, value, why):
     with pytest.raises(ConfigurationError, match=why):
         runnable.invoke(value)
-
-
-def test_the_default_gate_guards(search):
-    assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
 
 
 # --- what is returned --------------------------------------------------------------------------------------

@@ -5,11 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rgate_integrations import Draft, Request, load_gate
+from rgate_integrations import Draft, load_gate
 from rgate_integrations.engine import decision_engine
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.evidence.base import Context, Evidence, Sources
-from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.models.base import HasStates, HiddenStates, LanguageModel
 from rgate_integrations.models.catalog import DEFAULT_MODEL
@@ -44,6 +42,7 @@ def test_a_gate_on_the_default_model_has_the_reader_and_any_other_has_its_model(
         (ANSWER, READABLE, OWN, False),  # the model that wrote it reads it exactly
         (SHORT_ANSWER, READABLE, None, False),
         (ANSWER, (PooledLayer(13, "question", "mean"),), None, False),
+        (ANSWER, (PooledLayer(14, "prompt", "mean"),), None, False),  # the prefix has no states here
     ],
 )
 def test_the_reader_reads_what_it_can_and_the_whole_model_the_rest(prompt, layers, draft, by_reader):
@@ -113,12 +112,3 @@ def test_the_question_has_a_model_of_its_own_and_proxy_names_that_of_the_begun_a
     assert own.read == ["Shakespeare"]
     assert set(models["scripted"].read) == {None}
     assert all(not model.read for name, model in models.items() if name not in ("scripted", "facts", by))
-
-
-def test_a_proxy_is_noted_under_the_name_that_it_was_asked_for():
-    models = {"": ScriptedProxy(), "encoder": ScriptedProxy()}
-    context = Context([Evidence(Request("Who?"))], Sources(models.__getitem__, None, {}))
-    for name in ("", "encoder"):
-        context.get(RequestSpec(READABLE, READABLE, model=name))
-    assert context.evidence[0].proxies == models
-    assert [len(model.calls) for model in models.values()] == [2, 2]

@@ -16,9 +16,9 @@ from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
-from rgate_integrations.models.reader import FINGERPRINT, STATES, Reader, can_read
+from rgate_integrations.models.reader import FINGERPRINT, STATES, Reader
 from rgate_integrations.models.reader_file import READER_WEIGHTS, TOKENIZER, quantise
-from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
+from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 from tests.damaged import with_damage, zeroed
 
@@ -191,20 +191,6 @@ def test_without_its_file_or_onnx_runtime_every_question_is_retrieved_for(tmp_pa
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # its import fails, as on a CPU that it refuses
     with pytest.raises(ModelLoadError, match="could not be loaded"):
         Reader(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "layers", "readable"),
-    [
-        (ANSWER, LAYERS, True),
-        (SHORT_ANSWER, LAYERS, False),
-        (ANSWER, [PooledLayer(13, "question", "mean")], False),
-        (ANSWER, [PooledLayer(14, "prompt", "mean")], False),  # the prefix has no states here
-        (ANSWER, [], False),
-    ],
-)
-def test_what_it_can_read(prompt, layers, readable):
-    assert can_read(prompt, layers) == readable
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 30.0]))

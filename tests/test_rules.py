@@ -62,7 +62,8 @@ def test_a_function_sees_the_question_and_its_metadata_and_retrieves_where_it_fa
     assert "is_support returned true" in found[0].reason
     brief = load_gate("constant:always", never=lambda question: len(question) < 8)
     assert [brief.decide(question).retrieve for question in ("thanks", "Who wrote Hamlet?")] == [False, True]
-    failed = load_gate("constant:never", never=lambda question: 1 / 0).decide("Who wrote Hamlet?")
+    fails = load_gate("constant:never", never=lambda question: 1 / 0)
+    failed = fails.decide("Who wrote Hamlet?", threshold=0.0)
     reason = "A function in never= failed, so the gate retrieves: ZeroDivisionError: division by zero"
     assert (failed.retrieve, failed.warnings) == (True, (reason,))
 
@@ -247,19 +248,6 @@ def test_rules_stay_with_a_changed_engine_and_a_pickled_one():
     for other in (gate.with_options(threshold=0.3), pickle.loads(pickle.dumps(gate))):  # noqa: S301
         assert other.decide(ASKED).retrieve is True
     assert gate.with_options(always=()).decide(ASKED).retrieve is False
-
-
-@pytest.mark.parametrize(("rules", "retrieve"), [({"always": CONTRACT}, True), ({"never": CONTRACT}, False)])
-def test_a_rule_decides_whatever_the_threshold(rules, retrieve):
-    gate = load_gate("constant:random:0.5", **rules)
-    for threshold in (None, 0.0, 0.5, 9.0):
-        found = gate.decide(ASKED, threshold=threshold)
-        assert (found.retrieve, found.override.retrieve) == (retrieve, retrieve)
-        assert found.reason == found.override.reason
-        assert found.reason.startswith(f"A rule in {next(iter(rules))}=")
-    assert gate.decide("Who wrote Hamlet?").override is None
-    failed = load_gate("constant:never", never=lambda question: 1 / 0).decide("Who wrote it?", threshold=0.0)
-    assert failed.retrieve is True
 
 
 @pytest.mark.parametrize("name", ["always", "never"])

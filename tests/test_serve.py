@@ -376,14 +376,6 @@ def test_who_leaves_makes_room_for_others():
         assert decide(url, "known")
 
 
-async def test_many_clients_get_their_own_answers():
-    gate = load_gate("constant:random:0.5")
-    questions = [f"question {number}" for number in range(200)]
-    with serving_gate(gate) as url:
-        found = await asyncio.gather(*(asyncio.to_thread(decide, url, each) for each in questions))
-    assert [one.p_known for (one,) in found] == [each.p_known for each in gate.decide_batch(questions)]
-
-
 # --- operations ---------------------------------------------------------------------------------------------------
 
 
@@ -475,14 +467,6 @@ def test_openapi_names_every_route(url):
     assert set(paths) == {"/v1/systemone", "/v1/decide", "/v1/queries", "/health", "/ready", "/metrics"}
     assert CLIENT.get(f"{url}/nothing").status_code == 404
     assert CLIENT.get(f"{url}/v1/decide").status_code == 405
-
-
-def test_a_gate_that_fails_retrieves_and_is_counted():
-    with serving_gate(Broken()) as url:
-        (decision,) = decide(url, "known")
-        assert (decision.retrieve, decision.error.type) == (True, "OSError")
-        assert CLIENT.get(f"{url}/ready").status_code == 503
-        assert 'rgate_errors_total{type="OSError"}' in metrics(url)
 
 
 class RaisesAtFirst(Words):
