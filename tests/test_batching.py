@@ -98,49 +98,6 @@ def test_no_call_is_lost_while_workers_end(monkeypatch):
         time.sleep(0.0001 * (i % 3))
 
 
-def test_items_submitted_together_are_one_batch_and_may_be_cancelled_while_it_runs():
-    sizes, started, go = [], threading.Event(), threading.Event()
-
-    def run(items):
-        sizes.append(len(items))
-        started.set()
-        assert go.wait(PATIENCE)
-        return items
-
-    batcher = Batcher(run)
-    left, *stay = batcher.submit(range(10))
-    assert started.wait(PATIENCE)
-    assert left.cancel()
-    (waiting,) = batcher.submit([10])
-    go.set()
-    assert [future.result(PATIENCE) for future in (*stay, waiting)] == list(range(1, 11))
-    assert sizes == [10, 1]
-
-
-def test_other_threads_get_nothing_more_once_the_process_is_ending():
-    """Regression: a daemon thread that made decisions of its results took the process down at its end."""
-    workers, started, go = [], threading.Event(), threading.Event()
-
-    def run(items):
-        workers.append(threading.current_thread())
-        started.set()
-        assert go.wait(PATIENCE)
-        return items
-
-    batcher = Batcher(run)
-    (running,) = batcher.submit([0])
-    assert started.wait(PATIENCE)
-    (waiting,) = batcher.submit([1])
-    batcher.close()
-    go.set()
-    workers[0].join(PATIENCE)
-    with ThreadPoolExecutor(1) as pool:
-        (late,) = pool.submit(batcher.submit, [2]).result(PATIENCE)
-    assert not any(future.done() for future in (running, waiting, late))
-    with pytest.raises(RuntimeError, match="exiting"):
-        batcher.submit([3])
-
-
 # --- deadlines --------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,6 @@ from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageInd
 from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate, gated_rag
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.llama_index import (
-    CorpusRetriever,
     GatedQueryEngine,
     GatedRetriever,
     RetrievalGateSelector,
@@ -38,7 +37,7 @@ from tests import llama_index_parts
 from tests.begun_answers import KNOWN, TEXT, Knowing, Shelf
 from tests.commands import printed, rgate
 from tests.http_servers import listening
-from tests.langchain_fakes import SINGLES, each, texts
+from tests.langchain_fakes import texts
 from tests.llama_index_parts import ask, blocking, every_style, over
 from tests.scripted_upstream import ScriptedUpstream
 from tests.test_index import Letters
@@ -76,25 +75,6 @@ def chain(folders, **options):
     gate = RetrievalGate(corpus=folders)
     retrieve = {name: rag(name) for name in folders}
     return gate.route(retrieve=retrieve, direct=Knowing() | StrOutputParser(), **options)
-
-
-WAYS = {
-    "question alone": {},
-    "look first": {"look_first": True},
-    "answer first": {"answer_first": True},
-    "both": {"look_first": True, "answer_first": True},
-    "prefetch": {"answer_first": AnswerFirst(prefetch=True)},
-}
-
-
-@pytest.mark.parametrize("options", WAYS.values(), ids=list(WAYS))
-@each({name: SINGLES[name] for name in ("invoke", "astream")})  # all with scripted gates: test_corpora
-def test_a_langchain_router_over_three_corpora(call, folders, options):
-    router = chain(folders, **options)
-    for name, question in QUESTIONS.items():
-        answer = call(router, question)
-        assert answer.strip("<>") in TEXTS[name], "the right chain read a passage of its corpus"
-    assert call(router, SMALL_TALK).strip() == KNOWN
 
 
 def test_a_langchain_router_over_three_corpora_is_written_read_and_pickled(folders):
@@ -154,23 +134,6 @@ def test_a_llama_index_router_over_three_corpora(style, folders):
         assert [node.node.text in TEXTS[name] for node in response.source_nodes] == [True]
         assert response.source_nodes[0].node.text in text
     assert str(blocking(router, "query", SMALL_TALK)) == "from the LLM"
-
-
-@pytest.mark.parametrize("options", list(WAYS.values())[:4], ids=list(WAYS)[:4])
-@every_style
-def test_a_llama_index_engine_over_three_corpora(style, folders, options):
-    shelves = {name: NodeRetriever(BM25Index(passages(name)), similarity_top_k=1) for name in folders}
-    gated = GatedQueryEngine.from_defaults(
-        over(CorpusRetriever(shelves), streaming="stream" in style),
-        llm=llama_index_parts.Writer(),
-        corpus=folders,
-        **options,
-    )
-    for name, question in QUESTIONS.items():
-        _, response = ask(gated, question, style)
-        assert [node.node.text in TEXTS[name] for node in response.source_nodes] == [True]
-        assert response.metadata["rgate"]["corpus"] == name
-    assert ask(gated, SMALL_TALK, style)[0].strip() == KNOWN
 
 
 # --- the passages at hand ------------------------------------------------------------------------------------------

@@ -172,12 +172,6 @@ def test_a_boundary_gate_says_which_label_it_predicts(tiny, sums, tmp_path):
     assert "predicts accuracy" in load_gate(str(out)).decide("Is 2 even?").reason
 
 
-@pytest.mark.model
-@pytest.mark.slow
-def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path):
-    assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g"))
-
-
 @pytest.mark.parametrize(
     ("gate", "why"), [("token_probability", "not trained"), ("slimplm", "cannot use draft=")]
 )

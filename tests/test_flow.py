@@ -30,6 +30,14 @@ def yielding(step):
 
 
 @both_ways
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_one_of_several_steps_raises_is_raised(drive, place):
+    steps = [Call(now, later, ValueError("no") if i == place else i) for i in range(3)]
+    with pytest.raises(ValueError, match="no"):
+        drive(yielding(Gather(steps)))
+
+
+@both_ways
 def test_gathered_steps_run_side_by_side_in_their_order_and_the_callers_context(drive):
     barrier = threading.Barrier(3)
     name = contextvars.ContextVar("name")

@@ -36,13 +36,6 @@ VARIANTS = {
     "token_probability-mean": ("token_probability", {"statistic": "mean"}),
 }
 CASES = [*(info.name for info in list_gates()), "constant:never", "constant:random:0.4", *VARIANTS]
-SMALL = {
-    "ik": {"tokens": 8},
-    "slimplm": {"tokens": 8},
-    "adapt": {"tokens": 8},
-    "boundary": {"samples": 3, "tokens": 6},
-    "token_probability": {"tokens": 8},
-}
 
 
 class LettersOfQueries(Letters):
@@ -241,22 +234,3 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
 def test_what_is_no_gate_is_a_typed_error(name, options, error, why):
     with pytest.raises(error, match=why):
         load_gate(name, **options)
-
-
-@pytest.mark.model
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SMALL)
-def test_a_batch_of_the_real_proxy_equals_single_questions(smollm2, case):
-    gate, asked = load_gate(case, proxy=smollm2, **SMALL[case]), QUESTIONS[3:]
-    together = gate.decide_batch(asked)
-    # Padding changes the order in which a real model adds up.
-    assert scores(together) == pytest.approx([gate.decide(q).p_known for q in asked], abs=1e-3)
-    # If the small model writes nothing, it has no answer to judge.
-    judged = [d for d in together if d.error is None]
-    assert judged
-    assert {d.error.type for d in together if d.error is not None} <= {"NoAnswerError"}
-    for d in judged:
-        assert d.cost.tokens_in > 5
-        assert d.cost.milliseconds > 0
-        if case != "boundary":  # one sampled answer may be cut off at its first newline
-            assert d.cost.tokens_out <= SMALL[case]["tokens"]

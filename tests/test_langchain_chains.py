@@ -6,13 +6,12 @@ import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
-from rgate_integrations.langchain.chat_models import with_logprobs
 from tests.begun_answers import KNOWN, LOOK, Knowing, Reader, Shelf, Writer
 from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Judge, Search, each, texts
 
@@ -167,10 +166,6 @@ def test_the_answer_that_begins_has_log_probabilities(call, return_sources):
     call(gated_rag(Search(), writer, gate=judge, **options), "a known one?")
     assert writer.calls == [{"logprobs": True}]
     assert judge.drafts[0][0].logprobs == (0.0, -0.25, -0.5, -0.75)
-
-
-def test_of_two_parallel_models_neither_is_asked_for_log_probabilities():
-    assert with_logprobs(RunnableParallel(answer=Knowing(), summary=Knowing())) is None
 
 
 @pytest.mark.parametrize("search", [Shelf, lambda: RunnableLambda(Shelf().invoke)])

@@ -13,7 +13,7 @@ from llama_index.core.agent.workflow import (
     ToolCallResult,
 )
 from llama_index.core.tools import FunctionTool, QueryEngineTool, RetrieverTool, ToolMetadata
-from llama_index.core.tools.types import BaseTool, DefaultToolFnSchema, ToolOutput
+from llama_index.core.tools.types import BaseTool, ToolOutput
 from llama_index.core.workflow import Context
 
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
@@ -201,22 +201,6 @@ def test_a_positional_argument_is_found_by_its_name(gate, name):
 
     assert GatedTool(search, gate, question=name).call("a thing", 5).content == ANSWER_YOURSELF
     assert gate.questions == ["a thing"]
-
-
-def test_a_call_does_not_make_the_schema_of_the_arguments_again(gate):
-    made = []
-
-    class Arguments(DefaultToolFnSchema):
-        @classmethod
-        def model_json_schema(cls, *args, **kwargs):
-            made.append(cls)
-            return super().model_json_schema(*args, **kwargs)
-
-    tool = RetrieverTool(Shelf(), ToolMetadata("d", "docs", Arguments))
-    guarded = GatedTool(tool, gate)
-    made.clear()
-    assert guarded.call("a thing").content == guarded.call(input="a thing").content == ANSWER_YOURSELF
-    assert made == []
 
 
 def test_a_misspelt_argument_is_named(gate):

@@ -54,20 +54,6 @@ def test_a_frame_and_a_held_out_group_are_of_one_part():
         assert groups[kind] == {"groups"}
 
 
-def test_every_fifth_template_of_a_section_is_held_out_another_one_in_each_language():
-    assert [text_rows.assign_part(i, False) for i in range(6)] == ["train"] * 4 + ["frames", "train"]
-    assert text_rows.assign_part(4, True) == "groups"
-    held_out = {}
-    for language in ("ar", "cs", "de"):
-        parts = [text_rows.assign_language_part(language, i) for i in range(10)]
-        held_out[language] = [i for i, part in enumerate(parts) if part == "frames"]
-        frames = {
-            row.frame: row.part for row in rows() if row.frame.startswith(f"languages/{language}/private/")
-        }
-        assert [frames[f"languages/{language}/private/{i}"] for i in range(10)] == parts
-    assert held_out == {"ar": [4, 9], "cs": [2, 7], "de": [1, 6]}
-
-
 def test_no_text_is_in_training_and_held_out():
     train = {(row.text, row.history) for row in rows() if row.part == "train"}
     assert not train & {(row.text, row.history) for row in rows() if row.part != "train"}
