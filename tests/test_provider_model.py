@@ -13,8 +13,6 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError, NoAnswe
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.tuning import collect
-from rgate_integrations.tuning.questions import read_examples
 from tests.begun_answers import TEXT, Shelf
 from tests.commands import rgate
 from tests.fake_server import Fake
@@ -23,9 +21,8 @@ from tests.langchain_fakes import INVOKES, SINGLES, each
 from tests.provider_servers import THINKING, Anthropic, Chat, Gemini, Ollama, Responses, Tags, Uncounted
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_ability_measured import flat  # noqa: F401  a fixture
-from tests.test_thinking_servers import ASKED
 from tests.test_tuning_command import command  # noqa: F401  a fixture
-from tests.tuning_parts import N, says_what_it_knows, write
+from tests.tuning_parts import N, says_what_it_knows
 
 pytest.importorskip("langchain", reason="comes with the langchain-agents extra")
 from langchain.chat_models import init_chat_model
@@ -116,28 +113,6 @@ def test_an_answer_of_many_words_is_cut_and_is_one(model, provider):
         (draft,) = model(provider(thinks)).generate(ANSWER, VALUES, tokens=2)
         assert (draft.text, draft.finished, draft.is_cut_off) == ("Nobody knows", False, False)
         assert bool(draft.thinking_tokens) == bool(thinks)
-
-
-@thinks
-def test_collect_labels_answers_and_nothing_that_was_cut_off(ask, model, provider, thinks, tmp_path):
-    out, server = tmp_path / "out.jsonl", provider(thinks)
-    collected = ["collect", "--closed-book", "--questions", write(tmp_path / "q.jsonl", *ASKED), "--out", out]
-    if thinks:
-        done = ask(rgate, server, *collected, "--thinking-tokens", 20)
-        assert "3 answers were cut off while the LLM was still thinking" in str(done.exception)
-        assert not out.exists()
-    done = ask(rgate, server, *collected)
-    assert done.exit_code == 0, done.output
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [bool(line.get("thinking_tokens")) for line in lines] == [bool(thinks)] * len(ASKED)
-    unjudged = out.read_text()
-    assert "Let me" not in unjudged
-    if thinks:
-        with pytest.raises(NoAnswerError, match="3 answers were cut off"):
-            collect(ASKED, model(server), out, judge=model(server, 20))
-        assert out.read_text() == unjudged
-    (file,) = read_examples([collect(ASKED, model(server), out, judge=model(server))])
-    assert [example.known for example in file.examples] == [True] * len(ASKED)  # as the judge says
 
 
 def say_number(asked):
