@@ -18,7 +18,6 @@ from rgate_integrations.runtime.files import write_atomically
 pytestmark = pytest.mark.model
 
 TEXTS = {"oulu": "Aarno Maliniemi was born in Oulu.", "lena": "The Lena flows through Yakutsk."}
-LONG = "Paris is the capital of France. " * 100
 
 
 @pytest.fixture
