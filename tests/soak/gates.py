@@ -22,7 +22,8 @@ class Unrecorded(ScriptedProxy):
     """A scripted proxy that does not keep a list of its calls, which would grow for ever."""
 
     def _called(self, name, values):
-        if any(each["question"].startswith(FAILS) for each in values):
+        # Of a question of emojis alone nothing is left behind the colon.
+        if any(each["question"].startswith(FAILS.rstrip()) for each in values):
             raise RuntimeError("scripted failure")
 
 
