@@ -98,6 +98,30 @@ def test_no_call_is_lost_while_workers_end(monkeypatch):
         time.sleep(0.0001 * (i % 3))
 
 
+def test_other_threads_get_nothing_more_once_the_process_is_ending():
+    """Regression: a daemon thread that made decisions of its results took the process down at its end."""
+    workers, started, go = [], threading.Event(), threading.Event()
+
+    def run(items):
+        workers.append(threading.current_thread())
+        started.set()
+        assert go.wait(PATIENCE)
+        return items
+
+    batcher = Batcher(run)
+    (running,) = batcher.submit([0])
+    assert started.wait(PATIENCE)
+    (waiting,) = batcher.submit([1])
+    batcher.close()
+    go.set()
+    workers[0].join(PATIENCE)
+    with ThreadPoolExecutor(1) as pool:
+        (late,) = pool.submit(batcher.submit, [2]).result(PATIENCE)
+    assert not any(future.done() for future in (running, waiting, late))
+    with pytest.raises(RuntimeError, match="exiting"):
+        batcher.submit([3])
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------
 
 
