@@ -73,6 +73,13 @@ def test_paired_files_that_lack_something_are_named(tmp_path, bad, why):
         read_paired([write(tmp_path / "bad.jsonl", GOOD, bad)])
 
 
+def test_a_file_that_is_given_twice_is_refused(tmp_path):
+    """Regression: it counted twice, and calibration had each question in both halves."""
+    path = write(tmp_path / "a.jsonl", GOOD)
+    with pytest.raises(DataFormatError, match="has no new questions"):
+        read_paired([path, write(tmp_path / "copy.jsonl", GOOD)])
+
+
 # --- metrics by hand ---------------------------------------------------------------------------------------
 
 
