@@ -31,6 +31,15 @@ def test_a_given_draft_is_used_as_it_is(scripted):
     assert scripted.calls == []
 
 
+def test_the_proxy_is_noted_for_what_it_made_and_not_for_counting_tokens(scripted):
+    draft = DraftSpec(tokens=2, source="proxy")
+    requests = [Request("who?", draft="one two three four"), Request("what?")]
+    asked = Context(list(map(Evidence, requests)), Sources(lambda name: scripted, None, {}))
+    assert asked.get(draft)[0].text == "one two"
+    counted, written = asked.evidence
+    assert (counted.proxies, written.proxies) == ({}, {"": scripted})
+
+
 def test_drafts_may_be_given_for_some_and_must_be_if_none_are_written(scripted):
     gate = load_gate("ik", proxy=scripted)
     found = gate.decide_batch([QUESTIONS[0], Request(QUESTIONS[1], draft="Paris"), QUESTIONS[2]])
