@@ -297,6 +297,21 @@ def test_a_message_that_follows_others_retrieves_unless_it_is_clear(decide):
     assert unclear.reason.startswith(f"{unclear.override.reason} The question ")
 
 
+def test_a_segment_has_the_same_numbers_in_any_batch():
+    rng = np.random.default_rng(0)
+    shapes = {"hidden": (40, 2 * 6 + LAYOUT), "hidden_bias": (40,), "output": (3, 40)}
+    weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    head = replace(SEGMENTS, layers=LAYERS, **weights)
+    states = rng.normal(size=(50, 2, 6)).astype(np.float32)
+    layout = rng.normal(size=(50, LAYOUT)).astype(np.float32)
+    together = head.logits(states, layout)
+    x = np.concatenate([states.reshape(50, 12), layout], axis=1)
+    logits = np.maximum(x @ head.hidden.T + head.hidden_bias, 0) @ head.output.T
+    assert together == pytest.approx(logits, abs=1e-5)
+    for some in (slice(0, 1), slice(7, 8), slice(3, 30)):
+        assert np.array_equal(head.logits(states[some], layout[some]), together[some])
+
+
 class LayeredStates(ScriptedProxy):
     """A proxy whose first layer says that a request needs nothing, and its second that it is about news."""
 
