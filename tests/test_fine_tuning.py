@@ -59,6 +59,9 @@ def test_rewriter_pairs(tmp_path):
     line["claims"] = [*claims, "Paris is old."]
     with pytest.raises(DataFormatError, match="line 1: claims is missing or not a list of objects"):
         rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
+    line["claims"] = [{**claims[0], "needs_search": "no"}]
+    with pytest.raises(DataFormatError, match="line 1: needs_search of a claim must be true, false or null"):
+        rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
 
 
 # --- fine-tuning ---------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.encoder_file import adapter_digest
 from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.models.first_use import OFFLINE, find_download_obstacle
+from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.runtime.files import write_folder
 from tests.patience import ENDS_SOON, Clock
@@ -260,6 +261,19 @@ def test_the_deadline_of_a_decision_holds_while_it_is_fetched(fetcher, call):
     # The worker goes on: another caller waits for it, and begins nothing.
     assert fetch_path(ENCODER, "gate's model") == fetcher.cache / ENCODER
     assert fetcher.asked == [ENCODER]
+
+
+def test_the_end_of_the_process_does_not_wait_for_a_local_model_that_is_fetched(fetcher):
+    """Who holds a model's lock is waited for, 10 seconds long: it is taken when the model is there."""
+    pytest.importorskip("torch")
+    fetcher.may_go_on.clear()
+    proxy = TransformersProxy("smollm2-135m-instruct")
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(lambda: proxy.runner)
+        assert fetcher.began.wait(60)
+        assert not proxy._lock.in_use.locked()
+        fetcher.may_go_on.set()
+        assert isinstance(loading.exception(), ModelLoadError), "the folder is empty"
 
 
 SCRIPT = f"""

@@ -255,6 +255,18 @@ def test_collect_labels_answers_and_nothing_that_was_cut_off(fake, dialect, tmp_
     assert len({body["messages"][-1]["content"] for _, body, _ in Fake.seen}) == 1
 
 
+def test_where_every_answer_or_verdict_is_cut_off_collect_keeps_nothing_of_them(fake, tmp_path):
+    server, out = ThinkingServer("reasoning_content"), tmp_path / "out.jsonl"
+    cut, whole = (fake(server, options=RequestOptions(thinking_tokens=tokens)) for tokens in (20, 500))
+    with pytest.raises(NoAnswerError, match="3 answers were cut off while the LLM was still thinking"):
+        collect(ASKED, cut, out)
+    assert not out.exists()
+    unjudged = collect(ASKED, whole, out).read_text()
+    with pytest.raises(NoAnswerError, match="3 answers were cut off while the judge was still thinking"):
+        collect(ASKED, whole, out, judge=cut)
+    assert out.read_text() == unjudged
+
+
 def test_what_was_measured_says_how(flat, fake, tmp_path):  # noqa: F811
     off = fake(ThinkingServer("reasoning_content"), options=RequestOptions(think="off"))
     measured = measure_ability(ModelArm(off), tmp_path / "off")
