@@ -49,7 +49,8 @@ def test_pairs_of_each_gate():
 
 
 def test_rewriter_pairs(tmp_path):
-    claims = [{"claim": "Paris is big.", "needs_search": True, "query": "size of Paris"}]
+    empty = {"claim": ""}  # it is left out
+    claims = [{"claim": "Paris is big.", "needs_search": True, "query": "size of Paris"}, empty]
     line = {"question": "q?", "closed_book_text": "t", "claims": claims}
     (pair,) = rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
     assert "<Query(size of Paris)>" in pair.target
