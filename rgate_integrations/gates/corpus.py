@@ -14,11 +14,13 @@ from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate, InnerGate, Score, ScoreSpec, Specs, share_with_inner
 from rgate_integrations.gates.evidence.base import Evidence
-from rgate_integrations.gates.evidence.model_outputs import encoder_pass
-from rgate_integrations.gates.evidence.vectors import VECTOR, VectorSpec
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_pass
 from rgate_integrations.gates.heads import HeadsGate
-from rgate_integrations.runtime.arrays import BoolArray
+from rgate_integrations.models.encoder_file import LAYERS
+from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.runtime.arrays import BoolArray, unit
 
+_VECTOR = PooledLayer(LAYERS, "question", "mean")  # scaled to length 1, the encoder's sentence vector
 COVERED = 0.5
 """Minimum P(covered) for a request to count as about a corpus, and minimum P(private or fresh) for it to
 count as private or fresh."""
@@ -159,12 +161,13 @@ class CorpusGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """Specs of the inner gate's score and of the request's sentence vectors."""
-        return (ScoreSpec(self.inner), self._vector_spec)
+        """Specs of the inner gate's score, and of the states that give the request's sentence vectors."""
+        return (ScoreSpec(self.inner), self._states_spec)
 
     @property
-    def _vector_spec(self) -> VectorSpec:
-        return VectorSpec(encoder_pass(self.inner.specs, (VECTOR,), (VECTOR,)))
+    def _states_spec(self) -> RequestSpec:
+        """The inner gate's pass of the encoder, if it has one."""
+        return encoder_pass(self.inner.specs, (_VECTOR,), (_VECTOR,))
 
     def score(self, evidence: Evidence) -> Score:
         """Add coverage to the inner gate's score, and decide by the table of `CorpusGate`."""
@@ -202,7 +205,7 @@ class CorpusGate(Gate):
         very probably small talk or a task, unless it has such a name. If the inner gate has no heads, every segment
         counts as asking.
         """
-        texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
+        texts, heads = evidence[self._states_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
             return np.ones(len(texts), bool)
         named = np.array([any(profile.match_names(text) for profile in self.profiles) for text in texts])
@@ -221,13 +224,19 @@ class CorpusGate(Gate):
             evidence: The evidence of the request.
             asking: Whether each segment asks anything. If any does, segments that ask nothing are ignored.
         """
-        read = evidence[self._vector_spec]
-        vectors, texts = read.whole[None], [evidence.question]
+        spec = self._states_spec
+        read = evidence[spec]
+        whole, segments = (
+            read.whole[spec.whole.index(_VECTOR)],
+            read.segments[:, spec.segments.index(_VECTOR)],
+        )
+        vectors, texts = whole[None], [evidence.question]
         if asking.any() and not asking.all():
             # The vector of the whole request would mostly reflect the text pasted into it.
-            vectors, texts = read.segments[asking], list(compress(read.texts, asking))
+            vectors, texts = segments[asking], list(compress(read.texts, asking))
         elif asking.any() and len(read.texts) > 1:
-            vectors, texts = np.vstack([vectors, read.segments]), [*texts, *read.texts]
+            vectors, texts = np.vstack([vectors, segments]), [*texts, *read.texts]
+        vectors = unit(vectors)
         coverages = []
         for profile in self.profiles:
             covered, close = profile.p_covered(vectors, texts), profile.closeness(vectors, texts)
