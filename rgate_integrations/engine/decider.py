@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias, Unpack
+from typing import Any, ClassVar, Literal, Self, TypeAlias, Unpack
 
 from rgate_integrations.decision import Decision, Failure, Override, Request, RequestFields
 from rgate_integrations.engine.follow_ups import MIN_P_KNOWN_IF_REFERS_BACK, missing_context
@@ -43,9 +43,12 @@ class Decider(ABC):
 
     Attributes:
         on_error: ``"retrieve"`` turns a failure into a decision to retrieve; ``"raise"`` raises it.
+        knows_follow_ups: Whether a gate that reads history was trained on conversations, so that an incomplete
+            follow-up gets a low P(known).
     """
 
     on_error: OnError = "retrieve"
+    knows_follow_ups: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -61,11 +64,6 @@ class Decider(ABC):
     @abstractmethod
     def reads_history(self) -> bool:
         """Whether the gate reads the turns before a question."""
-
-    @property
-    def knows_follow_ups(self) -> bool:
-        """Whether the gate was trained on conversations, so that an incomplete follow-up gets a low P(known)."""
-        return False
 
     @property
     def corpora(self) -> tuple[str, ...]:
@@ -227,7 +225,9 @@ class Decider(ABC):
         missing = missing_context(request, reads_history=self.reads_history)
         override = decision.override
         # "Thanks for that!" refers back, but needs no earlier turn. A gate trained on conversations can tell.
-        is_sure = self.knows_follow_ups and decision.p_known >= MIN_P_KNOWN_IF_REFERS_BACK
+        is_sure = (
+            self.knows_follow_ups and self.reads_history and decision.p_known >= MIN_P_KNOWN_IF_REFERS_BACK
+        )
         is_settled = is_sure if override is None else override.retrieve
         if not missing or is_settled:
             return decision

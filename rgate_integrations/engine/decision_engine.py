@@ -48,6 +48,8 @@ class DecisionEngine(Decider):
         ConfigurationError: An argument, or `Gate.specs`, is invalid.
     """
 
+    knows_follow_ups = True
+
     def __init__(
         self,
         gate: Gate,
@@ -103,13 +105,6 @@ class DecisionEngine(Decider):
     def reads_history(self) -> bool:
         """Whether the gate reads the turns before a question."""
         return self.gate.reads_history
-
-    @property
-    def knows_follow_ups(self) -> bool:
-        """Whether the gate was trained on conversations, so that an incomplete follow-up gets a low P(known)."""
-        return (
-            self.reads_history
-        )  # every gate of this package that reads history was trained on conversations
 
     @property
     def corpora(self) -> tuple[str, ...]:

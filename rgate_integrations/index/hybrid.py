@@ -136,15 +136,13 @@ def fuse(
     key: Callable[[_Item], Hashable],
     *,
     k: int | None = None,
-    constant: float = 60,
 ) -> list[_Item]:
-    """Merge rankings by reciprocal rank (Cormack et al. 2009): each item scores the sum of 1 / (constant + rank).
+    """Merge rankings by reciprocal rank (Cormack et al. 2009): each item scores the sum of 1 / (60 + rank).
 
     Args:
         rankings: Result lists, best first.
         key: Function that returns an item's key. Of items with the same key, only the best-ranked one is returned.
         k: Maximum number of items to return; all when None.
-        constant: The larger it is, the smaller the advantage of the first ranks.
 
     Returns:
         The items, best first; ties keep the order of first appearance.
@@ -154,7 +152,7 @@ def fuse(
     for ranking in rankings:
         for rank, item in enumerate(ranking, start=1):
             name = key(item)
-            scores[name] = scores.get(name, 0.0) + 1 / (constant + rank)
+            scores[name] = scores.get(name, 0.0) + 1 / (60 + rank)
             if name not in best or rank < best[name][0]:
                 best[name] = (rank, item)
     # Dictionaries keep insertion order and `sorted` is stable, so ties stay in the order of first appearance.

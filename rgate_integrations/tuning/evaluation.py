@@ -390,15 +390,15 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
     return float(above / (n * (len(positive) - n)))
 
 
-def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 10) -> float:
+def expected_calibration_error(p: Float64Array, labels: BoolArray) -> float:
     """Return the expected calibration error, in [0, 1].
 
-    Items are put into bins of equal width by ``p``. The error is the mean distance between a bin's mean ``p`` and its
-    share of positives, weighted by the number of its items.
+    Items are put into ten bins of equal width by ``p``. The error is the mean distance between a bin's mean ``p`` and
+    its share of positives, weighted by the number of its items.
     """
-    bin_index = np.minimum((p * bins).astype(int), bins - 1)
+    bin_index = np.minimum((p * 10).astype(int), 9)
     # The sum of p - label over a bin is its size times the distance of its means.
-    distances = np.bincount(bin_index, weights=p - labels, minlength=bins)
+    distances = np.bincount(bin_index, weights=p - labels, minlength=10)
     return float(np.abs(distances).sum() / len(p))
 
 

@@ -73,16 +73,15 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         segments: The same for each segment; the span is ``"question"``.
         in_context: More states to read for each segment if the request has several segments or earlier turns; they
             follow those of `segments`.
-        prompt: The prompt around the request.
         model: Name of the proxy model that reads; empty for the gate's own.
     """
 
     reads_history: ClassVar[bool] = True
+    prompt: ClassVar[PromptTemplate] = ANSWER
 
     whole: tuple[PooledLayer, ...]
     segments: tuple[PooledLayer, ...] = ()
     in_context: tuple[PooledLayer, ...] = ()
-    prompt: PromptTemplate = ANSWER
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
@@ -200,14 +199,14 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
         temperature: Sampling temperature, > 0.
         tokens: Maximum number of tokens of a sample.
         seed: Seed; the samples depend on it and on the question, not on the batch. A server may ignore it.
-        prompt: The model's prompt.
     """
+
+    prompt: ClassVar[PromptTemplate] = SHORT_ANSWER
 
     n: int = 10
     temperature: float = 1.0
     tokens: int = 32
     seed: int = 0
-    prompt: PromptTemplate = SHORT_ANSWER
 
     def compute(self, context: Context) -> list[Piece[tuple[Draft, ...]]]:
         """Return the sampled answers to each question."""
