@@ -12,9 +12,9 @@ from rgate_integrations.answering.claims import Claim
 from rgate_integrations.answering.rewriting import Rewriter, rewrite_by_sentence
 from rgate_integrations.decision import Decision, Draft, Frozen, Request, Text
 from rgate_integrations.engine.decider import Decider
+from rgate_integrations.engine.follow_ups import list_search_texts
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.engine.search_texts import list_search_texts
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.flow import Call, Flow, run
 from rgate_integrations.runtime.text import normalise

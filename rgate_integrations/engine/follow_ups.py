@@ -1,4 +1,4 @@
-"""Detects follow-ups, which cannot be understood alone, such as "And how tall is he?".
+"""Follow-ups, such as "And how tall is he?": detects them, and says what to search for instead.
 
 If earlier turns are given, a gate that reads them judges the message with them, and any other gate retrieves. If none
 are given, a message that refers back retrieves, unless a gate that was trained on conversations is sure.
@@ -7,8 +7,11 @@ are given, a message that refers back retrieves, unless a gate that was trained 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from rgate_integrations.decision import Request
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
+from rgate_integrations.runtime.transcripts import split_transcript
 
 REFERS_BACK = "The question refers to earlier turns, which the gate did not see."
 UNREAD = "The question follows earlier turns, which the gate does not read: rewrite it to stand alone."
@@ -46,6 +49,14 @@ _TIME_EXPRESSION = re.compile(r"\b(?:time|day|date|month|year|season)\s+(?:is|wa
 _PLACE = re.compile(r"\b(?:in|at|on)\s+(?:the\s+)?[A-Z]")
 _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # a quotation, a number, or a capital within a sentence
 
+_USER = "user: "
+# Remarks such as "Try again." or "Yes, go on." contain nothing to search for.
+_MAX_REMARK_WORDS = 3
+# An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
+_MAX_EARLIER_CHARACTERS = 400
+# A message may have 16 million characters: reading them all would take seconds.
+MAX_READ_CHARACTERS = 100_000
+
 
 def is_follow_up(question: str) -> bool:
     """Return whether a question refers to something that it does not name.
@@ -76,6 +87,41 @@ def missing_context(request: Request, *, reads_history: bool) -> str:
     return REFERS_BACK if is_follow_up(request.question) else ""
 
 
+def list_search_texts(question: str, history: Sequence[str] = ()) -> list[str]:
+    r"""Return the texts to search for: the question alone, and after the user's last turn.
+
+    Without an earlier turn of the user, only the question is searched for; after one, a question of up to three words
+    or an English follow-up (`is_follow_up`) is not searched for alone.
+
+    Earlier turns of up to three words, such as "Try again.", are skipped if there are longer ones. A very long
+    earlier turn, such as a file that a coding client sends, is shortened to its questions, or else to its beginning;
+    of one with more than 100,000 characters, the middle is not read. A question that is a pasted transcript of at
+    most as many characters is split into its turns.
+
+    >>> list_search_texts("And for children?", ["user: What is the dose of Pantol?", "assistant: 20 mg."])
+    ['What is the dose of Pantol?\nAnd for children?']
+
+    Args:
+        question: The question.
+        history: The earlier turns, oldest first: ``user: …`` and ``assistant: …``.
+    """
+    if not history and len(question) <= MAX_READ_CHARACTERS:
+        question, history = split_transcript(question) or (question, history)
+    earlier = [turn.removeprefix(_USER) for turn in history if turn.startswith(_USER)]
+    if not earlier:
+        return [question]
+    asking = [turn for turn in earlier if _is_searchable(turn)]
+    last = (asking or earlier)[-1]
+    if len(last) > MAX_READ_CHARACTERS:
+        half = MAX_READ_CHARACTERS // 2
+        last = f"{last[:half]}\n{last[-half:]}"
+    if len(last) > _MAX_EARLIER_CHARACTERS:
+        asked = " ".join(segment for segment in segments(last) if segment.endswith(QUESTION_MARKS))
+        last = (asked or last)[:_MAX_EARLIER_CHARACTERS]
+    joined = f"{last}\n{question}"
+    return [question, joined] if _is_searchable(question) and not is_follow_up(question) else [joined]
+
+
 def _is_unresolved(text: str, pronoun: re.Match[str]) -> bool:
     """Return whether a pronoun refers to something that the question does not name."""
     word = pronoun.group().lower()
@@ -90,3 +136,7 @@ def _is_unresolved(text: str, pronoun: re.Match[str]) -> bool:
         return False
     after_auxiliary = _PLURAL_AFTER_AUXILIARY if word in _PLURALS else _AFTER_AUXILIARY
     return is_last or not before or after_auxiliary.search(before) is not None
+
+
+def _is_searchable(turn: str) -> bool:
+    return count_words(turn[:_MAX_EARLIER_CHARACTERS]) > _MAX_REMARK_WORDS

@@ -17,7 +17,7 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec
 
 from rgate_integrations.decision import Decision, valid_threshold
 from rgate_integrations.engine.decider import BoundDecision
-from rgate_integrations.engine.search_texts import list_search_texts
+from rgate_integrations.engine.follow_ups import list_search_texts
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.runtime.flow import Call, Flow

@@ -17,8 +17,8 @@ from langchain_core.runnables.base import RunnableLike
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.decision import valid_flag
+from rgate_integrations.engine.follow_ups import list_search_texts
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.engine.search_texts import list_search_texts
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.chat_models import as_runnable

@@ -21,9 +21,9 @@ from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, 
 from rgate_integrations.corpus.indexed import missing_passages, profile_index, profile_texts
 from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.decision import Decision, valid_count
+from rgate_integrations.engine.follow_ups import list_search_texts
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.engine.search_texts import list_search_texts
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.llama_index.answer_first import listen

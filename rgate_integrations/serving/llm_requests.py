@@ -12,8 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, OnErrorOmit, TypeAdapter
 from starlette.requests import Request
 
-from rgate_integrations.engine.follow_ups import is_follow_up
-from rgate_integrations.engine.search_texts import MAX_READ_CHARACTERS, list_search_texts
+from rgate_integrations.engine.follow_ups import MAX_READ_CHARACTERS, is_follow_up, list_search_texts
 from rgate_integrations.prompts import CONDENSE
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.transcripts import split_transcript
