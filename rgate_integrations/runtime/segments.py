@@ -130,7 +130,8 @@ def shorten_turn(turn: str) -> str:
     Args:
         turn: The turn, beginning with ``user: `` or ``assistant: ``.
     """
-    if count_words(turn) <= _MAX_TURN_WORDS:
+    # Counting the words of many megabytes would take seconds.
+    if len(turn) <= 2 * _MAX_TURN_CHARS and count_words(turn) <= _MAX_TURN_WORDS:
         return turn
     kept: list[str] = []
     for sentence in segments(turn[:_MAX_TURN_CHARS]):
