@@ -1,15 +1,16 @@
 """Decisions of the default gate on requests with pasted text and on follow-ups, in frames that it never saw.
 
-    python benchmarks/framed.py --data FOLDER [--n 25] [--llm NAME]
+    python benchmarks/framed.py --data FOLDER [--n 25] [--llm NAME] [--pasted 100 2000]
 
-Requests of ``practical.dev.jsonl`` are put into frames of `mixtures` (files, articles, tables, mails ...), with 100
-to 2,000 characters pasted before, after or around them. Frames that the shipped heads learned from are left out.
-Follow-ups come from the test part of `dialogues`.
+Requests of ``practical.dev.jsonl`` are put into frames of `mixtures` (files, articles, tables, mails ...), with text
+of the lengths ``--pasted``, in characters, before, after or around them. Frames that the shipped heads learned from
+are left out. Follow-ups come from the test part of `dialogues`.
 """
 
 import math
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -21,12 +22,12 @@ from segment_rows import NEEDY, TRAINED_ON
 from rgate_integrations import Request, load_gate
 
 SHARES = {"private": 0.3, "fresh": 0.15, "obscure": 0.05, "common": 0.15, "task": 0.2, "given": 0.15}
-MIN_PASTED, MAX_PASTED = 100, 2_000  # characters that are pasted
+PASTED = (100, 2_000)  # minimum and maximum characters that are pasted
 BATCH = 16
 
 
-def frame_requests(data: Path, n: int) -> list[Mixture]:
-    """Return ``n`` requests for each frame."""
+def frame_requests(data: Path, n: int, pasted: Sequence[int] = PASTED) -> list[Mixture]:
+    """Return ``n`` requests for each frame, with minimum and maximum ``pasted`` characters."""
     draw = random.Random(7)
     questions: dict[str, list[str]] = defaultdict(list)
     for record in read_records(data / "practical.dev.jsonl"):
@@ -39,7 +40,7 @@ def frame_requests(data: Path, n: int) -> list[Mixture]:
             kind = draw.choices(list(SHARES), list(SHARES.values()))[0]
             question = "" if kind == "given" else draw.choice(questions[kind])
             position = draw.choice(("before", "after", "around"))
-            length = int(math.exp(draw.uniform(math.log(MIN_PASTED), math.log(MAX_PASTED))))
+            length = int(math.exp(draw.uniform(*map(math.log, pasted))))
             mixture = mix(question, kind, frame, position, length, draw, prose)
             if frame not in TRAINED_ON:
                 mixtures.append(mixture)
@@ -51,10 +52,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--n", type=int, default=25, help="requests a frame")
     parser.add_argument("--llm", default="", help="whose knowledge is judged; an LLM of 8B unless given")
+    parser.add_argument("--pasted", type=int, nargs=2, default=PASTED, help="characters, minimum and maximum")
     arguments = parser.parse_args()
     gate = load_gate(llm_name=arguments.llm, on_error="raise")
     decided = []
-    requests = frame_requests(arguments.data, arguments.n)
+    requests = frame_requests(arguments.data, arguments.n, arguments.pasted)
     for start in range(0, len(requests), BATCH):
         batch = requests[start : start + BATCH]
         for mixture, decision in zip(

@@ -1,11 +1,10 @@
-"""Scores a batch of requests with the user's rules, then with a gate. Very long requests are truncated."""
+"""Scores a batch of requests with the user's rules, then with a gate. Long requests are truncated."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from rgate_integrations.decision import Cost, Request
@@ -16,13 +15,12 @@ from rgate_integrations.gates.turns import resolve_turns
 from rgate_integrations.runtime.letters import detect_encoding, plain_text
 from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, segments
 
-MAX_REQUEST_TOKENS = 2_048
-"""Maximum length, in tokens, of a request that is read completely."""
-MIN_P_KNOWN_IF_TRUNCATED = 0.9
-"""A truncated request retrieves below this P(known), because the part left out may ask for more."""
-# Shares of a truncated request: its beginning and its end (0.45 each), since people put their question before or
-# after a pasted text, and the sentences in between that ask for something.
-_END_SHARE, _MIDDLE_SHARE = 0.45, 0.1
+MAX_READ_WHOLE = 2_500
+"""Maximum length, in characters, of a request that is read completely. The gate learned from texts up to this long:
+in longer ones, it takes pasted text for questions."""
+# Of a longer request, the gate reads so many characters at each end, since people put their question before or after
+# a pasted text, and so many of the sentences in between that ask for something.
+_END_CHARACTERS = _MIDDLE_CHARACTERS = 600
 # Maximum characters of the middle to search for such sentences, because splitting a book takes seconds.
 _MAX_MIDDLE_CHARACTERS = 200_000
 # Beginnings of sentences that ask for something. A match only means that the gate reads the sentence.
@@ -64,7 +62,7 @@ def score_requests(
         elif isinstance(resolved_request, Exception):
             item.pieces[verdict] = resolved_request
         elif reads_model:
-            item = read_request(resolved_request, sources)
+            item = read_request(resolved_request)
         evidence.append(item)
     # A request that already has a verdict costs nothing more, because `find` only computes missing pieces.
     context = Context(evidence, sources)
@@ -100,9 +98,9 @@ def _retrieve_if_unread(score: Score, request: Request, item: Evidence) -> Score
     if item.truncated:
         warning = f"Only {len(item.question):,} of {len(request.question):,} characters were read."
         score = replace(score, warnings=(warning, *score.warnings))
-        if item.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
+        if item.leaves_out:
             score = score.overridden(
-                "The request is too long to be read completely, and the rest may need retrieval."
+                "The request is too long to be read completely, and the rest asks for more."
             )
     encoding = detect_encoding(item.question)
     if encoding:
@@ -123,34 +121,31 @@ def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
             item.pieces[verdict] = Piece(score, unruled.cost)
 
 
-def read_request(request: Request, sources: Sources) -> Evidence:
+def read_request(request: Request) -> Evidence:
     """Return the `Evidence` for a request, with its text as models read it.
 
-    Letters are made plain, see `plain_text`. If the text has more than `MAX_REQUEST_TOKENS`, it is cut to its
+    Letters are made plain, see `plain_text`. If the text has more than `MAX_READ_WHOLE` characters, it is cut to its
     beginning, its end and, as far as they fit, the sentences in between that ask for something.
     """
     question, original = plain_text(request.question), ""
     if question != request.question:
         request, original = replace(request, question=question), request.question
-    # Skips tokenization for almost all requests.
-    if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
+    if len(question) <= MAX_READ_WHOLE:
         return Evidence(request, original=original)
-    head = question[: 8 * MAX_REQUEST_TOKENS]  # a token rarely has more than 8 characters
-    # Counting tokens needs a model. If it cannot be loaded, the gate's evidence will report that, so this need not.
-    with suppress(Exception):
-        head = sources.proxy("").truncate(head, MAX_REQUEST_TOKENS) or head
-    if len(head) == len(question):
-        return Evidence(request, original=original)
-    end, room = int(_END_SHARE * len(head)), int(_MIDDLE_SHARE * len(head))
-    middle = question[end:-end]
+    begin, end = question[:_END_CHARACTERS], question[-_END_CHARACTERS:]
+    # Whole lines or sentences, unless they are long.
+    half = _END_CHARACTERS // 2
+    begin = begin[: max(begin.rfind("\n"), begin.rfind(". ") + 1, half)]
+    end = end[min((at for at in (end.find("\n"), end.find(". ") + 1) if 0 < at < half), default=0) :]
+    middle = question[len(begin) : -len(end)]
     asking = list(_asking_sentences(middle[:_MAX_MIDDLE_CHARACTERS]))
-    parts = [question[:end]]
+    parts, room = [begin], _MIDDLE_CHARACTERS
     for sentence in asking:
         if len(sentence) <= room:
             parts.append(sentence)
             room -= len(sentence)
     leaves_out = len(middle) > _MAX_MIDDLE_CHARACTERS or len(parts) <= len(asking)
-    request = replace(request, question="\n".join([*parts, question[-end:]]))
+    request = replace(request, question="\n".join([*parts, end]))
     return Evidence(request, truncated=True, leaves_out=leaves_out, original=original)
 
 
