@@ -42,7 +42,7 @@ from rgate_integrations.langchain.documents import as_passage, rankings_in
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
-from rgate_integrations.langchain.search_ahead import ArmSearch, RetrieverRuns, split_arm
+from rgate_integrations.langchain.search_ahead import RetrieverRuns, run_search, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 CANCELLATION = "by the retrieval gate: the search was not needed"
@@ -388,7 +388,7 @@ class RouterCall(RoutedCall[RunInput]):
         """Return the direct arm's answer, which starts when its first chunk is requested."""
         return ArmAnswer(self._direct, item.run)
 
-    def search(self, inputs: Sequence[RunInput]) -> ArmSearch:
+    def search(self, inputs: Sequence[RunInput]) -> Call:
         """Return the step that runs the retrieve arm up to and including its retriever, once per input."""
         assert self._search is not None  # noqa: S101  only a strategy that searches ahead calls this
         configs = []
@@ -404,7 +404,8 @@ class RouterCall(RoutedCall[RunInput]):
             configs.append(config)
         values = [item.run.input for item in inputs]
         retrievers = [item.retrievers for item in inputs if item.retrievers is not None]
-        return ArmSearch(self._search[0], values, configs, retrievers, **inputs[0].run.options)
+        flow = run_search(self._search[0], values, configs, retrievers, **inputs[0].run.options)
+        return Call(run, arun, flow)
 
     def drop_search(self) -> None:
         """Drop a search that is still running, and record that in its traces."""

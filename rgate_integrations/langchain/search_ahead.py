@@ -17,6 +17,7 @@ from rgate_integrations.langchain.arm_callbacks import inherited_config, split_h
 from rgate_integrations.langchain.chat_models import runnables_in
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.langchain.runnable import BatchCall
+from rgate_integrations.runtime.flow import Flow
 
 
 class RetrieverRuns(BaseCallbackHandler):
@@ -68,8 +69,16 @@ class RetrieverRuns(BaseCallbackHandler):
                 tracer.on_retriever_end([], run_id=run_id)
 
 
-class ArmSearch(BatchCall):
-    """The searches of a batch, one per input; each result is what the search returned or raised.
+def run_search(
+    search: Runnable[Any, Any],
+    inputs: Sequence[Any],
+    configs: Sequence[RunnableConfig],
+    retrievers: Sequence[RetrieverRuns],
+    **options: Any,
+) -> Flow[list[Any]]:
+    """Search for a batch, and return what each search found or raised.
+
+    If the search is cancelled, the traces of its retrievers are ended, too.
 
     Args:
         search: The retrieve arm up to its retriever.
@@ -78,33 +87,13 @@ class ArmSearch(BatchCall):
         retrievers: The handlers that record what each search finds.
         **options: Further arguments of the call.
     """
-
-    def __init__(
-        self,
-        search: Runnable[Any, Any],
-        inputs: Sequence[Any],
-        configs: Sequence[RunnableConfig],
-        retrievers: Sequence[RetrieverRuns],
-        **options: Any,
-    ) -> None:
-        self._retrievers = retrievers
-        self._inherited = configs[0] if len(configs) == 1 else None
-        super().__init__(search, inputs, configs, **options)
-
-    def run(self) -> list[Any]:
-        """Run all searches, block until they are done, and return a result or exception per input."""
-        with inherited_config(self._inherited):
-            return super().run()
-
-    async def arun(self) -> list[Any]:
-        """Do what `run` does, without blocking the event loop; if cancelled, also end the retrievers' traces."""
-        try:
-            with inherited_config(self._inherited):
-                return await super().arun()
-        except asyncio.CancelledError:
-            for retriever in self._retrievers:
-                retriever.end()
-            raise
+    try:
+        with inherited_config(configs[0] if len(configs) == 1 else None):
+            return (yield BatchCall(search, inputs, configs, **options))
+    except asyncio.CancelledError:
+        for retriever in retrievers:
+            retriever.end()
+        raise
 
 
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
