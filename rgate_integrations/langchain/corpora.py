@@ -61,8 +61,11 @@ class PerCorpus(FlowRunnable[Input, Output]):
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
         """Run each part on its share of a batch, and return the merged result of each input."""
         corpora = [self.choose(single.config) for single in runs]
-        # The keys are set now, so that results keep this order whichever part finishes first.
-        results: list[dict[str, Any]] = [dict.fromkeys(names) for names in corpora]  # best first
+        # The keys are set now, so that results keep this order, best first, whichever part finishes first. A corpus
+        # without a part keeps the error.
+        results: list[dict[str, Any]] = [
+            {name: unknown_corpus(name, self.parts) for name in names} for names in corpora
+        ]
         shares, steps = {}, []
         for name, part in self.parts.items():
             share = [index for index, names in enumerate(corpora) if name in names]
@@ -75,9 +78,6 @@ class PerCorpus(FlowRunnable[Input, Output]):
         for (name, share), share_outputs in zip(shares.items(), outputs, strict=True):
             for index, output in zip(share, share_outputs, strict=True):
                 results[index][name] = output
-        for found in results:
-            for name in found.keys() - self.parts.keys():
-                found[name] = unknown_corpus(name, self.parts)
         return list(map(self.merge, results))
 
 
