@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Annotated, Any, ClassVar, Self, Unpack
 
 from langchain_core.documents import Document
@@ -50,7 +49,7 @@ from rgate_integrations.langchain.drafting import CONDENSE_FAILED, ChatDrafter, 
 from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run
+from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run, batch_groups
 from rgate_integrations.runtime.flow import Flow
 
 LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
@@ -477,16 +476,13 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
                     call.result = InvalidQuestionError("The question is empty.", hint="Pass a question.")
         decided = [call for call in calls if isinstance(call.result, Decision)]
         plans = yield from self.plan([call.run.input for call in decided], [call.result for call in decided])
-        queries: list[str] = []
-        query_configs: list[RunnableConfig] = []
-        for call, plan in zip(decided, plans, strict=True):
-            queries += plan.texts
-            # A retriever over several corpora finds in the config which of them to search.
-            config = bind_decision(call.run.child(), self.gate, call.run.input, call.result)
-            query_configs += [config] * len(plan.queries)
-        results = iter((yield BatchCall(self.retriever, queries, query_configs, **options)))
-        for call, plan in zip(decided, plans, strict=True):
-            rankings = list(islice(results, len(plan.queries)))
+        # A retriever over several corpora finds in the config which of them to search.
+        configs = [
+            bind_decision(call.run.child(), self.gate, call.run.input, call.result) for call in decided
+        ]
+        searches = [plan.texts for plan in plans]
+        found = yield from batch_groups(self.retriever, searches, configs, **options)
+        for call, plan, rankings in zip(decided, plans, found, strict=True):
             if call.result.retrieve:
                 origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]
                 # With two texts to search for, there are no more documents than with one.

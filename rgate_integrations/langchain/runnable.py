@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -192,6 +193,29 @@ class BatchCall(Call):
     async def arun(self) -> list[Any]:
         """Do what `run` does, without blocking the event loop."""
         return _without_interrupts(await super().arun())
+
+
+def batch_groups(
+    runnable: Runnable[Any, Any],
+    groups: Sequence[Sequence[Any]],
+    configs: Sequence[RunnableConfig],
+    **options: Any,
+) -> Flow[list[list[Any]]]:
+    """Run a runnable on groups of inputs, in one batch; return for each group the results of its inputs.
+
+    Args:
+        runnable: The runnable.
+        groups: The groups of inputs; a group may be empty.
+        configs: The config of each group.
+        **options: Further arguments of the call.
+    """
+    inputs: list[Any] = []
+    input_configs: list[RunnableConfig] = []
+    for group, config in zip(groups, configs, strict=True):
+        inputs += group
+        input_configs += [config] * len(group)
+    results = iter((yield BatchCall(runnable, inputs, input_configs, **options)))
+    return [list(islice(results, len(group))) for group in groups]
 
 
 def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[list[Any]]]:
