@@ -160,12 +160,12 @@ class BufferedAnswer(ABC):
     """An answer of the direct arm (the LLM without passages): held back until judged, then released or cancelled.
 
     Args:
-        partial: Receives what is read of the answer.
         source: The stream of the answer.
         fallback: The same stream without log-probabilities, for an LLM that rejects them; None if ``source`` does
             not request them.
 
     Attributes:
+        partial: What has been read of the answer.
         chunks: The chunks that are held back.
         ended: Whether the stream has ended.
         can_be_judged: False once the answer cannot be judged, for example because of a tool call or a parsed object.
@@ -173,10 +173,8 @@ class BufferedAnswer(ABC):
         error: The exception that the arm raised, or a `ServerError` for a stream that broke off; None if neither.
     """
 
-    def __init__(
-        self, partial: PartialAnswer, source: ChunkStream, fallback: ChunkStream | None = None
-    ) -> None:
-        self.partial = partial
+    def __init__(self, source: ChunkStream, fallback: ChunkStream | None = None) -> None:
+        self.partial = PartialAnswer()
         self.source = source
         self.fallback = fallback
         self._uses_fallback = False
@@ -188,7 +186,7 @@ class BufferedAnswer(ABC):
 
     @abstractmethod
     def read(self, chunk: Any) -> bool:
-        """Add the text of a chunk to ``partial``; return False if the answer can no longer be judged."""
+        """Add the text of a chunk to `partial`; return False if the answer can no longer be judged."""
 
     def set_logprobs(self, *, enabled: bool) -> None:  # noqa: B027 - needed only with a fallback
         """Set whether later direct answers request log-probabilities; does nothing by default."""

@@ -18,7 +18,7 @@ from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.runnables import AddableDict, Runnable, RunnableConfig
 from langchain_core.tracers.log_stream import RunLogPatch
 
-from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream, PartialAnswer
+from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream
 from rgate_integrations.langchain.arm_callbacks import (
     BufferingHandler,
     GenerationCancelled,
@@ -86,7 +86,7 @@ class ArmAnswer(BufferedAnswer):
         # The plain arm stays available in case the LLM refuses log-probabilities.
         if direct.with_logprobs is not None and direct.wants_logprobs:
             source, fallback = ArmStream(direct.with_logprobs, *call), source
-        super().__init__(PartialAnswer(), source, fallback)
+        super().__init__(source, fallback)
 
     def read(self, chunk: Any) -> bool:
         """Add the text of a chunk; return False for a tool call or a parsed object, which cannot be judged."""

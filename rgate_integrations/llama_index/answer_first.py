@@ -34,7 +34,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
-from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream, PartialAnswer
+from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream
 from rgate_integrations.llama_index.decider import copy_bundle
 from rgate_integrations.runtime.context import variable_set
 from rgate_integrations.runtime.flow import Flow
@@ -55,9 +55,8 @@ class EngineAnswer(BufferedAnswer):
     source: EngineStream
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, llm: LLM | None = None) -> None:
-        answer = PartialAnswer()
-        fallback = EngineStream(engine, bundle, answer) if getattr(llm, "logprobs", None) else None
-        super().__init__(answer, EngineStream(engine, bundle, answer), fallback)
+        fallback = EngineStream(engine, bundle, self) if getattr(llm, "logprobs", None) else None
+        super().__init__(EngineStream(engine, bundle, self), fallback)
         self._llm = llm
 
     def read(self, chunk: Any) -> bool:
@@ -99,13 +98,13 @@ class EngineStream(ChunkStream):
     Args:
         engine: The engine.
         bundle: The question.
-        answer: Receives metadata from the LLM's events, such as log-probabilities.
+        answer: The answer, whose `PartialAnswer` receives metadata from the LLM's events, such as log-probabilities.
 
     Attributes:
         response: The engine's response; None until the engine has run. A streaming one is kept without its stream.
     """
 
-    def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: PartialAnswer) -> None:
+    def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: EngineAnswer) -> None:
         super().__init__(self._ask, self._aask, partial(variable_set, _active_stream, self))
         self.response: Any = None
         self._engine = engine
@@ -139,7 +138,7 @@ class EngineStream(ChunkStream):
         response: Any = event.response
         if type(event) is not self._kind or response is None:
             return
-        answer = self._answer
+        answer = self._answer.partial
         raw = response.raw
         choices = get_field(raw, "choices")
         choice = choices[0] if isinstance(choices, Sequence) and choices else None

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from rgate_integrations.answering.partial_answer import BufferedAnswer, ChunkStream, PartialAnswer
+from rgate_integrations.answering.partial_answer import BufferedAnswer, ChunkStream
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.bounded_http import make_client
 from rgate_integrations.models.credentials import read_credentials
@@ -210,7 +210,7 @@ class UpstreamAnswer(BufferedAnswer):
     """
 
     def __init__(self, upstream: Upstream, request: Request, body: bytes) -> None:
-        super().__init__(PartialAnswer(), ChunkStream(never_blocking, self._open))
+        super().__init__(ChunkStream(never_blocking, self._open))
         self.response: httpx.Response | None = None
         self._send = partial(upstream.send, request, body, plain=True)
         self._events = EventReader()
