@@ -5,8 +5,8 @@ A rewriter turns question and draft into claims, and a gate may drop those that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain, islice, repeat
+from collections.abc import Sequence
+from itertools import chain, islice
 
 from rgate_integrations.answering.claims import Claim
 from rgate_integrations.answering.rewriting import Rewriter, rewrite_by_sentence
@@ -114,7 +114,7 @@ def plan_queries(
 def plan_queries_flow(
     decisions: Sequence[Decision],
     *,
-    histories: Iterable[Sequence[str]] = repeat(()),
+    histories: Sequence[Sequence[str]] | None = None,
     gate: Decider | None = None,
     threshold: float | None = None,
     rewriter: Rewriter | None = None,
@@ -123,14 +123,15 @@ def plan_queries_flow(
 ) -> Flow[list[QueryPlan]]:
     """Return what `plan_queries` returns, as a `Flow`: for other flows or, with `arun`, for an event loop.
 
-    ``histories`` has the turns before each question, in the format of `Request.history`. A follow-up is searched for
-    by `list_search_texts`.
+    ``histories`` has the turns before each question, in the format of `Request.history`; None stands for no turns. A
+    follow-up is searched for by `list_search_texts`.
     """
+    plans = [QueryPlan(question=decision.question) for decision in decisions]
     # Known questions are left out, because a rewriter that is a model costs time for each draft.
-    unknown = [decision for decision in decisions if decision.retrieve and decision.question]
+    unknown = [index for index, decision in enumerate(decisions) if decision.retrieve and decision.question]
     rewritten: list[list[Claim]] = []
     if unknown:
-        rewritten = yield Call(rewriter or rewrite_by_sentence, None, unknown)
+        rewritten = yield Call(rewriter or rewrite_by_sentence, None, [decisions[index] for index in unknown])
         if len(rewritten) != len(unknown):
             raise ConfigurationError(
                 f"The rewriter returned {len(rewritten)} lists of claims for {len(unknown)} decisions.",
@@ -138,16 +139,14 @@ def plan_queries_flow(
             )
     # One list for the claims of all questions, so that the gate judges them in one call.
     judged = iter((yield from _judge(list(chain(*rewritten)), gate, threshold)))
-    claim_counts = iter(map(len, rewritten))
-    plans = []
-    for decision, history in zip(decisions, histories, strict=False):
-        plan = QueryPlan(question=decision.question)
-        if decision.retrieve and decision.question:
-            claims = list(islice(judged, next(claim_counts)))
-            texts = list_search_texts(decision.question, history)[-max(max_queries, 1) :]
-            queries, judged_claims = _plan(texts, claims, always_include_question, max(max_queries, 1))
-            plan = QueryPlan(question=decision.question, queries=queries, claims=judged_claims)
-        plans.append(plan)
+    max_queries = max(max_queries, 1)
+    for index, claims in zip(unknown, rewritten, strict=True):
+        history = () if histories is None else histories[index]
+        texts = list_search_texts(decisions[index].question, history)[-max_queries:]
+        judged_claims = list(islice(judged, len(claims)))
+        plans[index] = _plan(
+            decisions[index].question, texts, judged_claims, always_include_question, max_queries
+        )
     return plans
 
 
@@ -185,9 +184,13 @@ def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
 
 
 def _plan(
-    texts: Sequence[str], claims: Sequence[JudgedClaim], include_question: bool, max_queries: int
-) -> tuple[tuple[Query, ...], tuple[JudgedClaim, ...]]:
-    """Return the queries for a question's texts and kept claims, without near duplicates; and the judged claims."""
+    question: str,
+    texts: Sequence[str],
+    claims: Sequence[JudgedClaim],
+    include_question: bool,
+    max_queries: int,
+) -> QueryPlan:
+    """Return the queries for a question's texts and kept claims, without near duplicates."""
     of_question = [Query(text=text) for text in texts]
     queries = list(of_question) if include_question else []
     judged = []
@@ -205,7 +208,7 @@ def _plan(
                 queries.append(Query(text=text, claim=claim.claim.text))
         judged.append(claim)
     # A question that needs retrieval always has a query.
-    return tuple(queries or of_question), tuple(judged)
+    return QueryPlan(question=question, queries=tuple(queries or of_question), claims=tuple(judged))
 
 
 def are_alike(first: str, second: str) -> bool:
