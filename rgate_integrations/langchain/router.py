@@ -391,9 +391,10 @@ class RouterCall(RoutedCall[RunInput]):
     def search(self, inputs: Sequence[RunInput]) -> Call:
         """Return the step that runs the retrieve arm up to and including its retriever, once per input."""
         assert self._search is not None  # noqa: S101  only a strategy that searches ahead calls this
-        configs = []
+        gate = self.router.gate
+        configs, retrievers = [], []
         for item in inputs:
-            config, gate = item.run.child("retrieve"), self.router.gate
+            config = item.run.child("retrieve")
             decision = item.latest_decision if self.strategy.chooses_corpus else None
             if decision is not None:
                 config = bind_decision(config, gate, item.run.input, decision)
@@ -402,8 +403,8 @@ class RouterCall(RoutedCall[RunInput]):
             config = bind_decision(config, gate, item.gate_input, ahead, key=AHEAD_KEY)
             item.retrievers = RetrieverRuns(config["callbacks"], self._cancellation)
             configs.append(config)
+            retrievers.append(item.retrievers)
         values = [item.run.input for item in inputs]
-        retrievers = [item.retrievers for item in inputs if item.retrievers is not None]
         flow = run_search(self._search[0], values, configs, retrievers, **inputs[0].run.options)
         return Call(run, arun, flow)
 

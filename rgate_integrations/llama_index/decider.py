@@ -75,8 +75,10 @@ def get_llm_name(llm: LLM | None) -> str:
     Raises:
         ConfigurationError: ``llm`` is not an LLM, but for example its name.
     """
-    check_part(LLM if llm is None else llm, "complete")
-    name = "" if llm is None else llm.metadata.model_name
+    if llm is None:
+        return ""
+    check_part(llm, "complete")
+    name = llm.metadata.model_name
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
 

@@ -30,7 +30,7 @@ class LLMDrafter(DraftWriter[str]):
         tokens: Maximum number of tokens of a draft, at least 1.
     """
 
-    def __init__(self, llm: LLM, tokens: int = 32) -> None:
+    def __init__(self, llm: LLM, tokens: int) -> None:
         super().__init__(tokens)
         while isinstance(llm, StructuredLLM):
             llm = llm.llm

@@ -168,7 +168,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         """
         llm = llm or _llm_of_settings()
         check_part(llm, "complete")
-        check_part(direct_prompt or BasePromptTemplate, "format_messages")
+        if direct_prompt is not None:
+            check_part(direct_prompt, "format_messages")
         if streaming is None:
             streaming = bool(getattr(find_synthesizer(query_engine), "_streaming", False))
         first = AnswerFirst.coerce(options.get("answer_first", False))
