@@ -26,7 +26,7 @@ from rgate_integrations.langchain.documents import format_documents, fuse_docume
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.gate import RetrievalGate
 from rgate_integrations.langchain.questions import HISTORY_KEYS, QUESTION_KEYS, QuestionInput, UserTurn
-from rgate_integrations.langchain.runnable import FlowRunnable, Run, batch_groups
+from rgate_integrations.langchain.runnable import FlowRunnable, Run, run_groups
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.flow import Flow
 
@@ -147,7 +147,7 @@ class TurnSearch(FlowRunnable[dict[str, Any], list[Document]]):
         for single in runs:
             turn = UserTurn(single.input[QUESTION], tuple(single.input[HISTORY]))
             texts_of.append(list_search_texts(turn.question, turn.lines))
-        found = yield from batch_groups(self.retriever, texts_of, [single.child() for single in runs])
+        found = yield from run_groups(self.retriever, texts_of, [single.child() for single in runs])
         return [
             rankings[0]
             if len(rankings) == 1

@@ -20,7 +20,7 @@ from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
 from rgate_integrations.langchain.bound_decision import read_bound
 from rgate_integrations.langchain.chat_models import list_parts, runnables_in
 from rgate_integrations.langchain.documents import fuse_documents
-from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run, run_batches
+from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, run_batch, run_batches
 from rgate_integrations.runtime.flow import Flow
 
 
@@ -66,15 +66,15 @@ class PerCorpus(FlowRunnable[Input, Output]):
         results: list[dict[str, Any]] = [
             {name: unknown_corpus(name, self.parts) for name in names} for names in corpora
         ]
-        shares, steps = {}, []
+        shares, batches = {}, []
         for name, part in self.parts.items():
             share = [index for index, names in enumerate(corpora) if name in names]
             if share:
                 shares[name] = share
                 inputs = [runs[index].input for index in share]
                 configs = [runs[index].child(name) for index in share]
-                steps.append(BatchCall(part, inputs, configs, **runs[0].options))
-        outputs = yield from run_batches(steps, runs[0].config)
+                batches.append(run_batch(part, inputs, configs, **runs[0].options))
+        outputs = yield from run_batches(batches, runs[0].config)
         for (name, share), share_outputs in zip(shares.items(), outputs, strict=True):
             for index, output in zip(share, share_outputs, strict=True):
                 results[index][name] = output

@@ -18,7 +18,7 @@ from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain.chat_models import length_field
 from rgate_integrations.langchain.questions import UserTurn, parse_question
-from rgate_integrations.langchain.runnable import BatchCall, Run
+from rgate_integrations.langchain.runnable import Run, run_batch
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow, is_interrupt
 from rgate_integrations.runtime.replies import split_thoughts
@@ -92,7 +92,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
         return
     conversations = [call.turn.conversation for call in follow_ups]
     configs = [call.hidden_run(CONDENSE_TAG) for call in follow_ups]
-    answers = yield BatchCall(condense, conversations, configs)
+    answers = yield from run_batch(condense, conversations, configs)
     for call, answer in zip(follow_ups, answers, strict=True):
         try:
             if isinstance(answer, Exception):
@@ -160,7 +160,7 @@ class ChatDrafter(DraftWriter[GateCall]):
         """Return the LLM's answer to each question, or the exception that it raised."""
         conversations = [[SystemMessage(ANSWER.system), *call.turn.conversation] for call in prompts]
         configs = [call.hidden_run(DRAFT_TAG) for call in prompts]
-        return (yield BatchCall(self.llm.bind(**options), conversations, configs))
+        return (yield from run_batch(self.llm.bind(**options), conversations, configs))
 
     def read_draft(self, answer: Any) -> Draft:
         """Convert a message or a string to a draft; anything else, which is no answer, to an empty one."""

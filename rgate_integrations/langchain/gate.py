@@ -49,7 +49,7 @@ from rgate_integrations.langchain.drafting import CONDENSE_FAILED, ChatDrafter, 
 from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run, batch_groups
+from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, run_batch, run_groups
 from rgate_integrations.runtime.flow import Flow
 
 LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
@@ -466,7 +466,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         if k is not None:
             valid_count(k, "k")
         configs = [search_config(single.child("gate")) for single in runs]
-        decisions = yield BatchCall(self.gate, [single.input for single in runs], configs)
+        decisions = yield from run_batch(self.gate, [single.input for single in runs], configs)
         calls = [GateCall(single) for single in runs]
         for call, decision in zip(calls, decisions, strict=True):
             call.result = check_decision(decision)
@@ -481,7 +481,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
             bind_decision(call.run.child(), self.gate, call.run.input, call.result) for call in decided
         ]
         searches = [plan.texts for plan in plans]
-        found = yield from batch_groups(self.retriever, searches, configs, **options)
+        found = yield from run_groups(self.retriever, searches, configs, **options)
         for call, plan, rankings in zip(decided, plans, found, strict=True):
             if call.result.retrieve:
                 origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]

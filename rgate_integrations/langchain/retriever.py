@@ -18,7 +18,7 @@ from rgate_integrations.langchain.bound_decision import search_config
 from rgate_integrations.langchain.gate import as_gate_runnable
 from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
 from rgate_integrations.langchain.questions import QuestionInput
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
+from rgate_integrations.langchain.runnable import FlowRunnable, Run, run_batch
 from rgate_integrations.runtime.flow import Flow
 
 
@@ -111,7 +111,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     def flow(self, runs: list[Run]) -> Flow[list[list[str] | Exception]]:
         """Decide for a batch, then return the queries of each question, or the exception if that input failed."""
         configs = [search_config(single.child("gate")) for single in runs]
-        outputs = yield BatchCall(self.gate, [single.input for single in runs], configs)
+        outputs = yield from run_batch(self.gate, [single.input for single in runs], configs)
         results = list(map(check_decision, outputs))
         inputs, decisions = [], []
         for single, result in zip(runs, results, strict=True):

@@ -41,9 +41,9 @@ from rgate_integrations.langchain.chat_models import instances_in
 from rgate_integrations.langchain.documents import as_passage, rankings_in
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.query_planner import check_decision
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
+from rgate_integrations.langchain.runnable import FlowRunnable, Run, run_batch, run_batches
 from rgate_integrations.langchain.search_ahead import RetrieverRuns, run_search, split_arm
-from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 CANCELLATION = "by the retrieval gate: the search was not needed"
 
@@ -223,15 +223,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             elif isinstance(item.result, ArmRun):
                 # Grouped by arm: after a search ahead, the rest of the retrieve arm is a separate arm.
                 shares.setdefault(id(item.result.arm), []).append(item)
-        steps: list[Step] = []
-        for key, share in shares.items():
-            remaining = [item.result for item in share]
-            if key == "answers":
-                steps.append(Gather([Call(run, arun, answer.result()) for answer in remaining]))
-            else:
-                values, configs = [arm.input for arm in remaining], [arm.config for arm in remaining]
-                steps.append(BatchCall(remaining[0].arm, values, configs, **remaining[0].options))
-        results = yield from run_batches(steps, runs[0].config)
+        results = yield from run_batches(list(map(_run_share, shares.values())), runs[0].config)
         for share, share_results in zip(shares.values(), results, strict=True):
             for item, result in zip(share, share_results, strict=True):
                 item.result = result
@@ -258,6 +250,15 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         for item in call.inputs:
             item.result = call.remaining_run(item)
         return call.all_inputs
+
+
+def _run_share(share: list[RunInput]) -> Flow[list[Any]]:
+    """Finish the answers of some inputs, or run the arm that some inputs share; see `RunInput.result`."""
+    remaining = [item.result for item in share]
+    if isinstance(remaining[0], ArmAnswer):
+        return (yield Gather([Call(run, arun, answer.result()) for answer in remaining]))
+    inputs, configs = [arm.input for arm in remaining], [arm.config for arm in remaining]
+    return (yield from run_batch(remaining[0].arm, inputs, configs, **remaining[0].options))
 
 
 def _executor_size(size: int) -> int:
@@ -381,7 +382,7 @@ class RouterCall(RoutedCall[RunInput]):
         self, gate: Any, tag: str, inputs: Sequence[RunInput], **options: Any
     ) -> Flow[Sequence[Decision | Exception]]:
         configs = [item.run.child(tag) for item in inputs]
-        results = yield BatchCall(gate, [item.gate_input for item in inputs], configs, **options)
+        results = yield from run_batch(gate, [item.gate_input for item in inputs], configs, **options)
         return list(map(check_decision, results))
 
     def begin(self, item: RunInput) -> ArmAnswer:

@@ -1,6 +1,6 @@
 """`FlowRunnable`: a runnable that implements invoke, batch and their async forms as a single flow over a batch.
 
-The step `BatchCall` runs other runnables in such a flow; see `rgate_integrations.runtime.flow`.
+`run_batch` runs other runnables in such a flow; see `rgate_integrations.runtime.flow`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import ConfigDict
 
 from rgate_integrations.decision import Options
 from rgate_integrations.langchain.chat_models import list_parts
-from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, is_interrupt, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, is_interrupt, run
 
 
 @dataclass
@@ -165,8 +165,10 @@ class FlowRetriever(BaseRetriever):
         return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
 
 
-class BatchCall(Call):
-    """Runs a runnable on a batch; the result of a failed input is its exception.
+def run_batch(
+    runnable: Runnable[Any, Any], inputs: Sequence[Any], configs: Sequence[RunnableConfig], **options: Any
+) -> Flow[list[Any]]:
+    """Run a runnable on a batch, and return a result per input; that of a failed input is its exception.
 
     Args:
         runnable: The runnable.
@@ -174,28 +176,16 @@ class BatchCall(Call):
         configs: The config of each input.
         **options: Further arguments of the call.
     """
-
-    def __init__(
-        self,
-        runnable: Runnable[Any, Any],
-        inputs: Sequence[Any],
-        configs: Sequence[RunnableConfig],
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            runnable.batch, runnable.abatch, list(inputs), list(configs), return_exceptions=True, **options
-        )
-
-    def run(self) -> list[Any]:
-        """Run the batch, block until it is done, and return a result or exception per input."""
-        return _without_interrupts(super().run())
-
-    async def arun(self) -> list[Any]:
-        """Do what `run` does, without blocking the event loop."""
-        return _without_interrupts(await super().arun())
+    results: list[Any] = yield Call(
+        runnable.batch, runnable.abatch, list(inputs), list(configs), return_exceptions=True, **options
+    )
+    for result in results:
+        if is_interrupt(result):  # LangChain returns it like any other exception
+            raise result
+    return results
 
 
-def batch_groups(
+def run_groups(
     runnable: Runnable[Any, Any],
     groups: Sequence[Sequence[Any]],
     configs: Sequence[RunnableConfig],
@@ -214,26 +204,19 @@ def batch_groups(
     for group, config in zip(groups, configs, strict=True):
         inputs += group
         input_configs += [config] * len(group)
-    results = iter((yield BatchCall(runnable, inputs, input_configs, **options)))
+    results = iter((yield from run_batch(runnable, inputs, input_configs, **options)))
     return [list(islice(results, len(group))) for group in groups]
 
 
-def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[list[Any]]]:
-    """Run batches, and return the list of results of each, in order.
+def run_batches(batches: Sequence[Flow[list[Any]]], config: RunnableConfig) -> Flow[list[list[Any]]]:
+    """Run flows such as those of `run_batch`, and return the list of results of each, in order.
 
     They run in parallel. With ``max_concurrency`` in the config, they run one after the other, because the limit
     applies to all of them together.
     """
-    groups = [batches] if config.get("max_concurrency") is None else [[batch] for batch in batches]
+    steps = [Call(run, arun, batch) for batch in batches]
+    groups = [steps] if config.get("max_concurrency") is None else [[step] for step in steps]
     results: list[list[Any]] = []
     for group in groups:
         results += yield Gather(group)
-    return results
-
-
-def _without_interrupts(results: list[Any]) -> list[Any]:
-    """Return results, but raise a cancellation or interrupt that LangChain returned among them."""
-    for result in results:
-        if is_interrupt(result):
-            raise result
     return results

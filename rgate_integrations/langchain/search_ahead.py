@@ -16,7 +16,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain.arm_callbacks import inherited_config, split_handlers
 from rgate_integrations.langchain.chat_models import runnables_in
 from rgate_integrations.langchain.corpora import CorpusChain
-from rgate_integrations.langchain.runnable import BatchCall
+from rgate_integrations.langchain.runnable import run_batch
 from rgate_integrations.runtime.flow import Flow
 
 
@@ -89,7 +89,7 @@ def run_search(
     """
     try:
         with inherited_config(configs[0] if len(configs) == 1 else None):
-            return (yield BatchCall(search, inputs, configs, **options))
+            return (yield from run_batch(search, inputs, configs, **options))
     except asyncio.CancelledError:
         for retriever in retrievers:
             retriever.end()
