@@ -66,6 +66,36 @@ class DirectArm:
         # The keys are streamed one after another, so a text under a worse key could come first.
         return known[:1] or _ANSWER_KEYS
 
+    def merge(self, chunks: Sequence[Any]) -> Any:
+        """Merge the arm's chunks into what its ``invoke`` would have returned; None without chunks.
+
+        Texts and messages are concatenated. So are lists, unless a cumulative parser such as LangChain's
+        `JsonOutputParser` sends the whole list again in each chunk. `AddableDict` chunks are merged key by key, and
+        their values by these rules. Of any other type, the last chunk is returned. A list of JSON patches is replaced
+        by the object that they make, if a parser sends patches.
+        """
+        if not chunks:
+            return None
+        if all(isinstance(chunk, AddableDict) for chunk in chunks):
+            values: dict[str, list[Any]] = {}
+            for chunk in chunks:
+                for key, value in chunk.items():
+                    values.setdefault(key, []).append(value)
+            return {key: self.merge(parts) for key, parts in values.items()}
+        addable: Any = (str, BaseMessageChunk) if self.is_cumulative else (str, BaseMessageChunk, list)
+        total: Any = chunks[0]
+        for chunk in chunks[1:]:
+            total = total + chunk if isinstance(total, addable) and isinstance(chunk, type(total)) else chunk
+        if (
+            self.sends_patches
+            and total
+            and isinstance(total, list)
+            and all(isinstance(op, dict) and "op" in op for op in total)
+        ):
+            return (RunLogPatch() + RunLogPatch(*total)).state
+        # As `invoke` would return it: a message, not a chunk.
+        return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total
+
 
 class ArmAnswer(BufferedAnswer):
     """One answer of the direct arm.
@@ -120,8 +150,7 @@ class ArmAnswer(BufferedAnswer):
     def result(self) -> Flow[Any]:
         """Release the answer, and return it in one piece; if the arm fails, return its exception."""
         try:
-            arm = self._direct
-            return merge_chunks((yield self.drain()), cumulative=arm.is_cumulative, patches=arm.sends_patches)
+            return self._direct.merge((yield self.drain()))
         except Exception as error:  # in a batch, it must not fail the other inputs
             return error
 
@@ -202,36 +231,3 @@ def extract_text(chunk: Any, keys: Sequence[str] = _ANSWER_KEYS) -> str | None:
 
 def _find_answer_key(chunk: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     return next((key for key in keys if isinstance(chunk.get(key), str | BaseMessage)), None)
-
-
-def merge_chunks(chunks: Sequence[Any], *, cumulative: bool, patches: bool = False) -> Any:
-    """Merge the chunks of an arm into what its ``invoke`` would have returned; None without chunks.
-
-    Texts and messages are concatenated. So are lists, unless a ``cumulative`` parser such as LangChain's
-    `JsonOutputParser` sends the whole list again in each chunk. `AddableDict` chunks are merged key by key, and their
-    values by these rules. Of any other type, the last chunk is returned. With ``patches``, a list of JSON patches is
-    replaced by the object that they make.
-    """
-    if not chunks:
-        return None
-    if all(isinstance(chunk, AddableDict) for chunk in chunks):
-        values: dict[str, list[Any]] = {}
-        for chunk in chunks:
-            for key, value in chunk.items():
-                values.setdefault(key, []).append(value)
-        return {
-            key: merge_chunks(parts, cumulative=cumulative, patches=patches) for key, parts in values.items()
-        }
-    addable: Any = (str, BaseMessageChunk) if cumulative else (str, BaseMessageChunk, list)
-    total: Any = chunks[0]
-    for chunk in chunks[1:]:
-        total = total + chunk if isinstance(total, addable) and isinstance(chunk, type(total)) else chunk
-    if (
-        patches
-        and total
-        and isinstance(total, list)
-        and all(isinstance(op, dict) and "op" in op for op in total)
-    ):
-        return (RunLogPatch() + RunLogPatch(*total)).state
-    # As `invoke` would return it: a message, not a chunk.
-    return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total
