@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.runtime.letters import detect_encoding, find_original, plain_text
+from rgate_integrations.runtime.letters import detect_encoding, plain_text
 
 
 def bold(text):
@@ -143,20 +143,6 @@ def test_what_is_not_encoded_text(text):
 def test_hostile_text_takes_linear_time(text):
     assert detect_encoding(text) == ""
     assert plain_text(f"{text}é").startswith(text[:9])
-
-
-@pytest.mark.parametrize(
-    ("text", "part", "own"),
-    [
-        ("𝐇𝐢! Ｗｈｅｎ is it due？ 😀😀😀", "When is it due？", "Ｗｈｅｎ is it due？"),
-        ("Wh\u200ben is\u00a0it due? Thanks!", "When is it due?", "Wh\u200ben is\u00a0it due?"),
-        ("ﬁne", "fine", "ﬁne"),
-        ("abc", "xyz", "xyz"),
-        ("abc 😀😀😀", "?!", "?!"),
-    ],
-)
-def test_the_users_own_words_of_a_part(text, part, own):
-    assert find_original(text, part) == own
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.letters import find_original
-from rgate_integrations.runtime.segments import QUESTION_MARKS
+from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
 
 # Bounded, because clients of a server may send any name.
 _warn_once = lru_cache(maxsize=256)(logging.getLogger("rgate_integrations").warning)
@@ -172,7 +171,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             signals["known"] = float(known[0])
         subject = "The question"
         if len(texts) > 1:
-            text = find_original(evidence.original, texts[decisive])
+            # The user's own letters, unless converting them to plain ones changed where segments end.
+            own = segments(evidence.original)
+            text = own[decisive] if len(own) == len(texts) else texts[decisive]
             subject = f"“{text[:_MAX_SHOWN]}…”" if len(text) > _MAX_SHOWN else f"“{text}”"
         reason = f"{subject} {self._explain(p, shares_there, known, is_news)}"
         score = Score(p, reason, signals=signals, llm=self._judged_llm)

@@ -56,27 +56,6 @@ def plain_text(text: str) -> str:
     return _EMOJI_RUN.sub(" ", "".join(parts)).strip() or text
 
 
-def find_original(text: str, part: str) -> str:
-    """Return the part of ``text`` that `plain_text` converts to ``part``; ``part`` itself if there is none.
-
-    >>> find_original("𝐇𝐢! Ｗｈｅｎ is it due?", "When is it due?")
-    'Ｗｈｅｎ is it due?'
-    """
-    if part in text:
-        return part
-    letters = [(letter, i) for i, character in enumerate(text) for letter in _letters(character)]
-    target = _letters(part)
-    begin = "".join(letter for letter, _ in letters).find(target)
-    if begin < 0 or not target:
-        return part
-    first, last = letters[begin][1], letters[begin + len(target) - 1][1]
-    return text[first : last + 1] + re.match(r"[^\w\s]*", text[last + 1 :])[0]  # type: ignore[index]  # may be empty
-
-
-def _letters(text: str) -> str:
-    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text)))
-
-
 def detect_encoding(text: str) -> str:
     """Return the encoding in which a text hides words from models, such as ``base64``; empty if it hides none.
 
