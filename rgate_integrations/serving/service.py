@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -19,7 +20,7 @@ from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import RGateError
 from rgate_integrations.gates.base import CLIENT
-from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
+from rgate_integrations.runtime.flow import arun
 from rgate_integrations.serving.wire import DecideItem, likeliest_kind, route_label
 
 _log = logging.getLogger("rgate_integrations.serving")
@@ -172,10 +173,9 @@ class DecisionService:
         gates = self.gates(llm, name_source)
         # A client may shorten the timeout but not lengthen it, or it could block the queue.
         timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
-        # One by one: the gate's own queue batches them with those of other clients.
-        steps = [Call(run, arun, _decide(item, gates, timeout)) for item in items]
         with self.counting(len(items)) as decisions:
-            decisions += await Gather(steps).arun()
+            # One by one: the gate's own queue batches them with those of other clients.
+            decisions += await asyncio.gather(*(_decide(item, gates, timeout) for item in items))
         return decisions
 
     @contextmanager
@@ -210,7 +210,7 @@ class DecisionService:
         _log.info("questions: %d, to retrieve: %d, %.0f ms", questions, retrieving, seconds * 1e3)
 
 
-def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]:
+async def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Decision:
     """Judge a question, with its draft if the gate reads drafts, and then with its passages if it has any."""
     gate, draft = gates.question, item.draft
     if draft is not None and gates.answer is not None:
@@ -225,7 +225,7 @@ def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]
         threshold=item.threshold,
         timeout=timeout,
     )
-    (decision,) = yield from gate.flow([request])
+    (decision,) = await arun(gate.flow([request]))
     if item.passages:
         decision = decide_with_passages(decision, item.passages, LookFirst(), direct_threshold=item.threshold)
     return decision
