@@ -198,7 +198,7 @@ def read_question_states(
     reader = Reader.shared(download(READER))
 
     def read(batch: list[str]) -> np.ndarray:
-        return np.stack([row.states for row in reader.hidden(batch, None, layers)])
+        return np.stack([row.states for row in reader.pool(list(map(reader.encode, batch)), layers)])
 
     return VectorCache(cache / name).fill(questions, read)
 

@@ -16,7 +16,7 @@ from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
-from rgate_integrations.models.reader import FINGERPRINT, STATES, Reader
+from rgate_integrations.models.reader import FINGERPRINT, STATES, Reader, ReaderProxy
 from rgate_integrations.models.reader_file import READER_WEIGHTS, TOKENIZER, quantise
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
@@ -72,7 +72,8 @@ def reader():
 
 
 def states_of(reader, questions, drafts=None, layers=LAYERS):
-    return [each.states for each in reader.hidden(questions, drafts, layers)]
+    rows = map(reader.encode, questions, drafts or [""] * len(questions))
+    return [each.states for each in reader.pool(list(rows), layers)]
 
 
 def cosines(some, others):
@@ -96,7 +97,7 @@ def test_its_tokens_are_those_of_the_whole_model(reader, smollm2):
     for question in [*QUESTIONS, "<|im_start|>system\nYou know. 12345 \t x"]:
         whole = encoder.encode(ANSWER, {"question": " ".join(question.split())})
         assert reader.encode(question).ids == whole.ids[prefix:]
-        assert reader.encode(question).question == len(whole.question)
+        assert reader.encode(question).question == range(len(whole.question))
     assert smollm2.fingerprint == FINGERPRINT
 
 
@@ -126,11 +127,8 @@ def test_what_follows_a_question_changes_nothing_and_is_read_only_where_it_is_as
     alone = (PooledLayer(18, "question", "mean"), PooledLayer(18, "question", "last"))
     both = (*alone, PooledLayer(18, "prompt", "last"))
     for question, draft in zip((*QUESTIONS, "<|im_end|>"), (*DRAFTS, "x"), strict=True):
-        (less,) = reader.hidden([question], None, alone)
-        (more,), (with_draft,) = (
-            reader.hidden([question], None, both),
-            reader.hidden([question], [draft], both),
-        )
+        (less,) = reader.pool([reader.encode(question)], alone)
+        more, with_draft = reader.pool([reader.encode(question), reader.encode(question, draft)], both)
         assert np.array_equal(less.states, more.states[:2])
         assert np.array_equal(more.states, with_draft.states)
         assert less.prompt_tokens < more.prompt_tokens or question == "<|im_end|>"
@@ -139,12 +137,50 @@ def test_what_follows_a_question_changes_nothing_and_is_read_only_where_it_is_as
 @pytest.mark.model
 def test_what_follows_changes_nothing_in_a_long_text_either(reader):
     sentence = "The parcel was sent to the depot and weighed before noon, as the list says. "
-    texts = [Segmented.from_text((sentence * times).strip(), []) for times in (60, 120)]
-    layers = RequestLayers((), (PooledLayer(18, "question", "mean"),))
-    short, long = reader.request_states(texts, layers)
-    assert np.array_equal(long.segments[: len(short.segments) - 1], short.segments[:-1])
-    # A sentence means much the same wherever it stands, across the windows that the text is read in.
-    assert cosines(short.segments[5:-1], short.segments[5]).min() > 0.85
+    short, long = (
+        reader.encode_request(Segmented.from_text((sentence * times).strip())) for times in (60, 120)
+    )
+    cut = long._replace(question=short.question)
+    # The last one makes it read what follows the question.
+    layers = [PooledLayer(18, "question", "mean"), PooledLayer(18, "question", "last")]
+    layers.append(PooledLayer(18, "prompt", "last"))
+    (read,), (of_long,) = reader.pool([short], layers), reader.pool([cut], layers)
+    assert len(long.ids) > 1.9 * len(short.ids) > 1_000
+    assert np.array_equal(read.states[:2], of_long.states[:2])
+    assert not np.array_equal(read.states[2], of_long.states[2])
+
+
+@pytest.mark.model
+def test_a_request_is_read_after_its_earlier_turns_of_which_the_end_counts():
+    history = ["user: What is the capital of Italy?", "assistant: Rome."]
+    texts = [Segmented.from_text("And for Graz?", turns) for turns in ((), history, ["x " * 900, *history])]
+    layers = RequestLayers((PooledLayer(18, "question", "mean"),))
+    alone, after, after_many = ReaderProxy().request_states(ANSWER, texts, layers)
+    assert not np.allclose(alone.whole, after.whole)
+    assert alone.prompt_tokens < after.prompt_tokens < after_many.prompt_tokens < 900
+    (question,) = ReaderProxy().hidden(ANSWER, [{"question": "And for Graz?"}], None, layers.whole)
+    assert np.array_equal(alone.whole, question.states)
+    assert alone.prompt_tokens == question.prompt_tokens
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("history", [(), ("assistant: Rome.",)])
+@pytest.mark.parametrize("text", ["<|im_end|>", "🙂", "a", "Who?\n<|im_end|>\nWhen?"])
+def test_a_request_of_control_tokens_has_states(text, history):
+    layers = RequestLayers((PooledLayer(18, "question", "mean"), PooledLayer(18, "question", "last")))
+    (read,) = ReaderProxy().request_states(ANSWER, [Segmented.from_text(text, history)], layers)
+    assert read.whole.shape == (2, 576)
+    assert np.isfinite(read.whole).all()
+
+
+@pytest.mark.model
+def test_segments_are_read_as_questions():
+    layers = (PooledLayer(14, "question", "mean"),)
+    text = Segmented.from_text("What is 2 + 2? Who?", ["assistant: Rome."])
+    (read,) = ReaderProxy().request_states(ANSWER, [text], RequestLayers(layers, layers))
+    questions = [{"question": each} for each in ("What is 2 + 2? Who?", "What is 2 + 2?", "Who?")]
+    alone = [each.states for each in ReaderProxy().hidden(ANSWER, questions, None, layers)]
+    assert np.array_equal([read.whole, *read.segments], alone)
 
 
 @pytest.mark.model

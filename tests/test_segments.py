@@ -1,21 +1,14 @@
-"""A request is split into segments, and read for all of them in one pass."""
+"""A request is split into segments, of which none hides what another asks."""
 
 from itertools import product
 
-import numpy as np
 import pytest
 
 from rgate_integrations import Request, load_gate
-from rgate_integrations.models.catalog import READER
-from rgate_integrations.models.download import download
-from rgate_integrations.models.pooling import PooledLayer, RequestLayers
-from rgate_integrations.models.reader import Reader
-from rgate_integrations.runtime.segments import Segmented, count_words, layout, segments, shorten_turn
+from rgate_integrations.runtime.segments import count_words, layout, segments, shorten_turn
 
 EASY = "What is 2 + 2?"
 HARD = "Where was Aarno Maliniemi born?"
-LAYERS = (PooledLayer(14, "question", "mean"), PooledLayer(18, "question", "last"))
-BOTH = RequestLayers(LAYERS, LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -87,44 +80,6 @@ def test_a_run_of_one_character_is_walked_once(character):
     assert "".join("".join(segments(text)).split()) == "".join(text.split())
 
 
-@pytest.fixture(scope="module")
-def reader():
-    return Reader.shared(download(READER))
-
-
-@pytest.mark.model
-def test_segments_share_the_tokens_of_the_request(reader):
-    both, alone = reader.request_states(
-        [Segmented.from_text(f"{EASY} {HARD}"), Segmented.from_text(EASY)], BOTH
-    )
-    whole, easy = reader.hidden([f"{EASY} {HARD}", EASY], None, LAYERS)
-    assert both.segments.shape == (2, 2, 576)
-    assert np.array_equal(both.segments[0], alone.segments[0])  # what follows changes nothing
-    assert np.array_equal(both.segments[1][1], whole.states[1])  # the last token is that of the whole
-    assert np.array_equal(alone.segments[0], easy.states)  # one segment is a question
-    assert np.array_equal(alone.whole, easy.states)
-    assert alone.prompt_tokens == easy.prompt_tokens
-
-
-@pytest.mark.model
-def test_what_was_said_before_changes_a_segment_and_adds_none(reader):
-    followed = Segmented.from_text(
-        "And for Graz?", ["user: What is the capital of Italy?", "assistant: Rome."]
-    )
-    alone, after = reader.request_states([Segmented.from_text("And for Graz?"), followed], BOTH)
-    assert after.segments.shape == alone.segments.shape
-    assert not np.array_equal(after.segments, alone.segments)
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("segment", ["<|im_end|>", "🙂", "a"])
-def test_a_segment_of_control_tokens_has_the_states_of_its_neighbour(reader, segment):
-    texts = [Segmented.from_text(f"{EASY}\n{segment}\n{HARD}"), Segmented.from_text(segment)]
-    read = reader.request_states(texts, BOTH)
-    assert [each.segments.shape[0] for each in read] == [3, 1]
-    assert all(np.isfinite(each.segments).all() for each in read)
-
-
 LOG = "\n".join(f"10:2{i}:07 INFO web-{i} request finished in 12 ms" for i in range(6))
 TRACE = """Traceback (most recent call last):
   File "/srv/app/main.py", line 12, in <module>
@@ -140,7 +95,7 @@ FRESH = "What is the price of gold today?"
 
 
 @pytest.fixture(scope="module")
-def gate(reader):
+def gate():
     return load_gate(on_error="raise")
 
 

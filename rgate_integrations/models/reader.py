@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -28,7 +27,7 @@ from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.files import SHIPPED
-from rgate_integrations.runtime.segments import Range, Segmented, join_segments
+from rgate_integrations.runtime.segments import Segmented, join_segments
 
 FINGERPRINT = "90a1a11611da98e1"
 """Fingerprint of the whole default model; see `rgate_integrations.models.model_runner.fingerprint`."""
@@ -63,15 +62,13 @@ class ReaderRow(NamedTuple):
 
     Attributes:
         ids: Tokens of history, question, the rest of the prompt, and the answer.
-        question: Number of tokens of history and question.
+        question: Positions of the question's tokens in ``ids``; empty if it has none.
         prompt: Number of tokens before the answer.
-        segments: Start and end of each segment of the question, as positions in ``ids``.
     """
 
     ids: tuple[int, ...]
-    question: int
+    question: range
     prompt: int
-    segments: tuple[Range, ...] = ()
 
 
 class Reader(OnnxModel, TextEncoder):
@@ -92,35 +89,18 @@ class Reader(OnnxModel, TextEncoder):
         (states,) = self.states([self.encode(text).ids], (max(STATES),))
         return states[max(STATES)][-1:]
 
-    def hidden(
-        self,
-        questions: Sequence[str],
-        drafts: Sequence[str | Sequence[int]] | None,
-        layers: Sequence[PooledLayer],
-    ) -> list[HiddenStates]:
-        """Return pooled hidden states of questions and drafts; see `rgate_integrations.models.base.HasStates.hidden`.
+    def pool(self, rows: Sequence[ReaderRow], layers: Sequence[PooledLayer]) -> list[HiddenStates]:
+        """Return the pooled hidden states of each row.
 
         Args:
-            questions: The questions.
-            drafts: The beginnings of the answers, one per question, as text or as the model's own tokens; or None.
+            rows: The rows, made by `encode` or `encode_request`.
             layers: The states to return; only those for which `can_read` returns True.
         """
-        rows = _drop_unread(list(map(self.encode, questions, drafts or [""] * len(questions))), layers)
+        rows = _drop_unread(rows, layers)
         return [
             HiddenStates(pool_row(states, row, layers), PREFIX_TOKENS + len(row.ids))
             for row, states in zip(rows, self._read(rows, layer_numbers(layers)), strict=True)
         ]
-
-    def request_states(self, texts: Sequence[Segmented], layers: RequestLayers) -> list[RequestStates]:
-        """Return pooled hidden states of requests; see `rgate_integrations.models.base.HasStates.request_states`."""
-        rows = _drop_unread(list(map(self.encode_segments, texts)), layers.every)
-        results = []
-        for row, states in zip(rows, self._read(rows, layer_numbers(layers.every)), strict=True):
-            request = (row.segments[0][0], row.segments[-1][1])  # without its history
-            whole = pool_row(states, row, layers.whole, request)
-            segments = [pool_row(states, row, layers.segments, segment) for segment in row.segments]
-            results.append(RequestStates(whole, np.stack(segments), PREFIX_TOKENS + len(row.ids)))
-        return results
 
     def _read(self, rows: Sequence[ReaderRow], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
         """Return the states of each row by layer, each of shape (tokens, hidden size)."""
@@ -160,61 +140,43 @@ class Reader(OnnxModel, TextEncoder):
 
     def encode(self, question: str, draft: str | Sequence[int] = "") -> ReaderRow:
         """Tokenize a question, truncated to 3,072 tokens, and the beginning of its answer."""
-        return self._row(self.ids(self.plain(" ".join(question.split())))[:_MAX_QUESTION], draft)
+        if isinstance(draft, str):
+            draft = self.ids(self.plain(draft))
+        return self._row([], self.plain(" ".join(question.split())), draft)
 
-    def encode_segments(self, text: Segmented) -> ReaderRow:
-        """Tokenize a request with the end of its history before it, and find the range of each of its segments."""
+    def encode_request(self, text: Segmented) -> ReaderRow:
+        """Tokenize a request, truncated to 3,072 tokens, with the end of its history before it."""
         history = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines = []
         for line in text.lines:
-            # Clean segment by segment, so that removing a control token does not shift the next segment.
             lines.append([" ".join(self.plain(segment).split()) for segment in line])
-        request, parts = join_segments(lines)
-        encoded = self.tokenize(request)
-        ends = [end for _, end in encoded.offsets[:_MAX_QUESTION]]
-        segments, begin = [], len(history)
-        for _, end in parts:
-            following = len(history) + bisect_right(ends, end, begin - len(history))
-            # A segment without its own tokens, such as a removed control token, gets its neighbour's.
-            first = min(begin, len(history) + max(len(ends) - 1, 0))
-            segments.append((first, max(following, first + 1)))
-            begin = following
-        return self._row([*history, *encoded.ids[:_MAX_QUESTION]], "", tuple(segments))
+        request, _ = join_segments(lines)
+        return self._row(history, request, ())
 
-    def _row(
-        self, question: list[int], draft: str | Sequence[int], segments: tuple[Range, ...] = ()
-    ) -> ReaderRow:
-        if isinstance(draft, str):
-            draft = self.ids(self.plain(draft))
-        prompt = [*question, *self._after_question]
-        return ReaderRow((*prompt, *draft), len(question), len(prompt), segments)
+    def _row(self, history: list[int], question: str, draft: Sequence[int]) -> ReaderRow:
+        before = [*history, *self.ids(question)[:_MAX_QUESTION]]
+        prompt = [*before, *self._after_question]
+        return ReaderRow((*prompt, *draft), range(len(history), len(before)), len(prompt))
 
 
-def _drop_unread(rows: list[ReaderRow], layers: Sequence[PooledLayer]) -> list[ReaderRow]:
+def _drop_unread(rows: Sequence[ReaderRow], layers: Sequence[PooledLayer]) -> Sequence[ReaderRow]:
     """Return rows cut after the question if only questions are pooled: later tokens do not change their states."""
     if any(span != "question" for _, span, _ in layers):
         return rows
     shorter = []
     for row in rows:
-        end = row.question or len(row.ids)  # for an empty question, the rest of the prompt is pooled instead
+        # For an empty question, the rest of the prompt is pooled instead.
+        end = row.question.stop if row.question else len(row.ids)
         shorter.append(row._replace(ids=row.ids[:end], prompt=min(row.prompt, end)))
     return shorter
 
 
 def pool_row(
-    states: Mapping[int, Float32Array],
-    row: ReaderRow,
-    layers: Sequence[PooledLayer],
-    segment: Range | None = None,
+    states: Mapping[int, Float32Array], row: ReaderRow, layers: Sequence[PooledLayer]
 ) -> Float32Array:
-    """Return the pooled states of a text, or of one segment of its question, shape (layers, hidden size).
-
-    Without layers, the shape is (0,).
-    """
-    # A segment's states never include the draft that follows it.
-    draft = 0 if segment else len(row.ids) - row.prompt
-    question = range(*segment) if segment and row.question else range(row.question)
-    return np.array(pool_states(states, question, row.prompt, draft, layers), np.float32)
+    """Return the pooled states of a row, shape (layers, hidden size)."""
+    draft = len(row.ids) - row.prompt
+    return np.array(pool_states(states, row.question, row.prompt, draft, layers), np.float32)
 
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
@@ -255,17 +217,28 @@ class ReaderProxy(HasStates):
 
         Use it only for a prompt and layers for which `can_read` returns True: this is not checked here.
         """
-        texts = [draft_tokens_or_text(draft, DEFAULT_MODEL) for draft in drafts or ()]
-        return self.reader.hidden([fields["question"] for fields in values], texts, layers)
+        questions = [fields["question"] for fields in values]
+        texts: list[str | Sequence[int]] = [""] * len(questions)
+        if drafts is not None:
+            texts = [draft_tokens_or_text(draft, DEFAULT_MODEL) for draft in drafts]
+        reader = self.reader
+        return reader.pool(list(map(reader.encode, questions, texts)), layers)
 
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
-        """Return pooled hidden states of requests, from a single pass; see `HasStates.request_states`.
+        """Return pooled hidden states of requests, see `HasStates.request_states`, read after their earlier turns.
+
+        Segments are read as by default: separately, without the earlier turns, and then so is the request.
 
         Use it only for a prompt and layers for which `can_read` returns True: this is not checked here.
         """
-        return self.reader.request_states(texts, layers)
+        if layers.segments:
+            return super().request_states(prompt, texts, layers)
+        reader = self.reader
+        pooled = reader.pool(list(map(reader.encode_request, texts)), layers.whole)
+        no_states = np.empty(0, np.float32)
+        return [RequestStates(whole.states, no_states, whole.prompt_tokens) for whole in pooled]
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return a text cut to its first ``tokens`` tokens; None if it is no longer than that."""
