@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.serving.llm_requests import UserTurn, parse_turn
+from rgate_integrations.engine.search_texts import list_search_texts
+from rgate_integrations.serving.llm_requests import parse_turn
 from rgate_integrations.serving.upstream import EventReader
 from tests.http_servers import Words, listening, serving_gateway
 from tests.scripted_upstream import ANSWER, ScriptedUpstream, Shelf, completion
@@ -362,15 +363,15 @@ FILLER = "Lines of a file.\n" * 10_000
     ids=["at the beginning", "at the end", "in the middle"],
 )
 def test_of_a_very_long_earlier_turn_the_ends_are_read(earlier, searched):
-    turn = UserTurn("And for adults?", (f"user: {earlier}", "assistant: On Monday."))
-    assert turn.search_texts == [f"{searched}\nAnd for adults?"]
+    history = (f"user: {earlier}", "assistant: On Monday.")
+    assert list_search_texts("And for adults?", history) == [f"{searched}\nAnd for adults?"]
 
 
 def test_a_very_long_transcript_is_searched_as_it_is():
     """Regression: splitting 12 MB into turns kept all other clients of the gateway waiting for two seconds."""
     short, long = (f"User: Who?\nAI: {words}\nUser: And when is it due?" for words in ("He.", FILLER))
-    assert UserTurn(short).search_texts == ["Who?\nAnd when is it due?"]
-    assert UserTurn(long).search_texts == [long]
+    assert list_search_texts(short) == ["Who?\nAnd when is it due?"]
+    assert list_search_texts(long) == [long]
 
 
 def test_of_very_many_messages_the_last_thousand_are_read():

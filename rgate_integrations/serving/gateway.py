@@ -24,6 +24,7 @@ from rgate_integrations.answering.routing import QuestionCall, RoutedInput
 from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Decision, Failure, valid_count
 from rgate_integrations.engine.decider import fallback_decision, read_item
+from rgate_integrations.engine.follow_ups import list_search_texts
 from rgate_integrations.errors import ConfigurationError, RGateError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
@@ -234,7 +235,7 @@ class Gateway:
         """Return what to search for instead of the question, which may be a follow-up.
 
         With ``condense``, the upstream rewrites the follow-up of a chat as a search query. Otherwise, or if that
-        fails, the texts are `UserTurn.search_texts`.
+        fails, the texts are those of `list_search_texts`.
         """
         body = llm_request.condense_body if self._condense else None
         if body is not None:
@@ -243,7 +244,7 @@ class Gateway:
                     return [await self.upstream.complete(llm_request.request, body)]
             except Exception as error:  # the upstream may answer with anything
                 self._log_failure("A follow-up was not condensed", error, llm_request)
-        return llm_request.turn.search_texts
+        return list_search_texts(llm_request.turn.question, llm_request.turn.history)
 
     async def _search_corpus(
         self, corpus: str, queries: list[str], llm_request: LLMRequest

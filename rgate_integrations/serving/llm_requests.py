@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, OnErrorOmit, TypeAdapter
 from starlette.requests import Request
 
-from rgate_integrations.engine.follow_ups import MAX_READ_CHARACTERS, is_follow_up, list_search_texts
+from rgate_integrations.engine.follow_ups import MAX_READ_CHARACTERS, is_follow_up
 from rgate_integrations.prompts import CONDENSE
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.transcripts import split_transcript
@@ -51,11 +51,6 @@ class UserTurn:
 
     question: str
     history: tuple[str, ...] = ()
-
-    @property
-    def search_texts(self) -> list[str]:
-        """Texts to search for; see `list_search_texts`."""
-        return list_search_texts(self.question, self.history)
 
 
 class TextPart(BaseModel):
