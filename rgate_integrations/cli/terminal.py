@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rgate_integrations.errors import ConfigurationError, RGateError, first_line
+
 if TYPE_CHECKING:
-    from rgate_integrations.errors import RGateError
     from rgate_integrations.tuning.calibration import Policy
 
 DEFAULT_GATE = "default"  # the same as in loading.py, which imports too much for a quick --help
@@ -90,7 +91,6 @@ def make_policy(max_loss: float | None, budget: float | None) -> Policy:
     Raises:
         ConfigurationError: Both options are set, or one is out of range.
     """
-    from rgate_integrations.errors import ConfigurationError
     from rgate_integrations.tuning import Budget, MaxLoss
 
     if budget is None:
@@ -106,8 +106,6 @@ def load_object(name: str) -> Any:
     Raises:
         ConfigurationError: The object cannot be imported.
     """
-    from rgate_integrations.errors import ConfigurationError, first_line
-
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())  # the current folder comes first, as with uvicorn
     try:
