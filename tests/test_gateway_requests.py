@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.engine.search_texts import list_search_texts
+from rgate_integrations.engine.follow_ups import list_search_texts
 from rgate_integrations.serving.llm_requests import parse_turn
 from rgate_integrations.serving.upstream import EventReader
 from tests.http_servers import Words, listening, serving_gateway
