@@ -171,8 +171,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             signals["known"] = float(known[0])
         subject = "The question"
         if len(texts) > 1:
-            # The user's own letters, unless converting them to plain ones changed where segments end.
-            own = segments(evidence.original)
+            # The user's own letters, unless not all were read, or plain ones changed where segments end.
+            own = [] if evidence.truncated else segments(evidence.original)
             text = own[decisive] if len(own) == len(texts) else texts[decisive]
             subject = f"“{text[:_MAX_SHOWN]}…”" if len(text) > _MAX_SHOWN else f"“{text}”"
         reason = f"{subject} {self._explain(p, shares_there, known, is_news)}"
