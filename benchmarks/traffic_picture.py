@@ -16,7 +16,9 @@ from statistics import median
 from typing import ClassVar
 
 from base import argument_parser
-from traffic_requests import Choice, LabelledRequest, count_skipped, share_cell, wilson
+from traffic_requests import Choice, LabelledRequest, count_skipped, share_cell
+
+from rgate_integrations.tuning.evaluation import wilson
 
 FIGURES = Path(__file__).parent / "traffic" / "figures.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "traffic.svg"
@@ -201,7 +203,7 @@ def _panel(title: str, day: Day, layout: Layout) -> list[str]:
     for way in sorted(ways, key=lambda way: way.endswith(NAMED)):  # hollow marks lie on filled ones
         figures = day[way]
         across, up = (hits / n for hits, n in (figures.avoided, figures.missed))
-        (left, right), (low, high) = wilson(*figures.avoided), wilson(*figures.missed)
+        (left, right), (low, high) = wilson(across, figures.avoided[1]), wilson(up, figures.missed[1])
         x, y = width * across, height * (1 - up)
         bars = f"M{width * left:.1f} {y:.1f}H{width * right:.1f}"
         bars += f"M{x:.1f} {height * (1 - low):.1f}V{height * (1 - high):.1f}"

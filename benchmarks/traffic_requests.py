@@ -10,6 +10,7 @@ from corpus_domains import read_docstrings
 from rgate_integrations.decision import Request
 from rgate_integrations.index import Passage, read_passages
 from rgate_integrations.models.download import corpus_path
+from rgate_integrations.tuning.evaluation import wilson
 
 FOLDER = Path(__file__).parent / "traffic"
 APPLICATIONS = {
@@ -99,15 +100,6 @@ def pick(requests: Sequence[LabelledRequest], limit: int | None) -> list[Labelle
     return [requests[number * len(requests) // limit] for number in range(limit)]
 
 
-def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson 1927)."""
-    z = 1.96
-    share = successes / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def count_skipped(
     requests: Sequence[LabelledRequest], choices: Sequence[Choice], *, needs_passages: bool
 ) -> tuple[int, int]:
@@ -124,5 +116,5 @@ def share_cell(skipped: int, n: int) -> str:
     """Return a share and its interval in percent, for a table."""
     if not n:
         return ""
-    low, high = wilson(skipped, n)
+    low, high = wilson(skipped / n, n)
     return f"{100 * skipped / n:.1f} [{100 * low:.1f}, {100 * high:.1f}]"

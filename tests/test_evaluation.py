@@ -22,6 +22,7 @@ from rgate_integrations.tuning.evaluation import (
     judge,
     measure,
     retrieval_curve,
+    wilson,
 )
 from rgate_integrations.tuning.questions import Example, Question, all_examples
 from tests.scripted_proxy import ScriptedProxy
@@ -50,6 +51,11 @@ def test_a_question_that_is_repeated_counts_once_in_each_data_set(tmp_path):
         ("a", True),
         ("other", True),
     ]
+
+
+def test_intervals_are_wilsons():
+    assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
 
 
 # --- paired data -------------------------------------------------------------------------------------------

@@ -56,11 +56,6 @@ def test_an_answer_of_the_help_desk_is_in_its_handbook():
             assert all(normalise(gold) in handbook for gold in each.gold_answers), each.id
 
 
-def test_intervals_are_wilsons():
-    assert traffic.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert traffic.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-
-
 def test_the_docs_show_the_saved_figures():
     days = picture.read_figures(picture.FIGURES)
     assert list(days) == list(DAYS)

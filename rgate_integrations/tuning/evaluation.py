@@ -148,7 +148,7 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     accuracies = np.interp(
         rates * n, np.arange(n + 1), retrieval_curve(judged.p, judged.closed_book, judged.rag)
     )
-    intervals = {name: _share_interval(metrics[name], n) for name in _SHARES}
+    intervals = {name: [round(end, 4) for end in wilson(metrics[name], n)] for name in _SHARES}
     positives = judged.closed_book, judged.rag[judged.closed_book != judged.rag]
     for name, labels, values in zip(_AREAS, positives, np.transpose(draws), strict=True):
         if min(labels.sum(), (~labels).sum()) >= _LEAST_OF_A_CLASS:
@@ -164,12 +164,12 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     }
 
 
-def _share_interval(share: float, n: int) -> list[float]:
-    """Return the 95 % interval of a share of n questions (Wilson 1927), which has a width even for 0 and 1."""
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of n cases, n at least 1 (Wilson 1927); it has a width even for 0 and 1."""
     z = 1.96
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return [round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4)]
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _compute_metrics(judged: JudgedQuestions) -> dict[str, float]:
