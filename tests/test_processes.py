@@ -195,6 +195,45 @@ def test_a_child_finds_every_lock_free_and_searches(code, printed_line):
     assert ended(python(code))[:2] == (0, printed_line)
 
 
+LOADS = """
+import os, signal, threading
+from rgate_integrations import load_gate
+
+gate = load_gate()
+practical = ["Thanks!", "Tell me a joke. " * 30, "Where is my parcel?"]
+expected = [decision.p_known for decision in gate.decide_batch(practical)]
+fact = "In which year did the Battle of Cedynia take place?"
+stop, began = threading.Event(), threading.Semaphore(0)
+
+def busy():
+    while not stop.is_set():
+        began.release()
+        gate.decide_batch(practical)
+
+for _ in range(2):
+    threading.Thread(target=busy, daemon=True).start()
+codes = []
+for i in range(4):
+    began.acquire()
+    stop.wait(0.003 * i)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(600)
+        decisions = gate.decide_batch([*practical, fact])
+        good = [d.p_known for d in decisions[:-1]] == expected and decisions[-1].cost.model_calls == 2
+        os._exit(0 if good and decisions[-1].error is None else 3)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(codes.count(0), gate.decide(fact).cost.model_calls)
+"""
+
+
+@FORK
+@pytest.mark.model
+def test_a_forked_child_reads_with_a_model_that_its_parent_never_loaded():
+    """The memory that sessions share may be locked at the fork."""
+    assert ended(python(LOADS))[:2] == (0, "4 2\n")
+
+
 ENDS = """
 import os, signal, sys
 from rgate_integrations import load_gate

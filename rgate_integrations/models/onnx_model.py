@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -26,6 +27,8 @@ _Result = TypeVar("_Result")
 # Kept for the life of the process, because gates come and go and their models take 100 MB each.
 _models: dict[tuple[type, Path], Any] = {}
 _loading = ForkSafeLock()  # one of several concurrent callers loads the model for all
+_sharing = ForkSafeLock()
+_arena_makers: list[int] = []  # the id of the process that made the arena for all sessions
 
 
 class OnnxSession:
@@ -70,7 +73,25 @@ class OnnxSession:
         # Errors only: its warnings about the graph are of no use to users.
         options.log_severity_level = 3
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", self._folder)
+        if _share_arena(onnxruntime):
+            options.add_session_config_entry("session.use_env_allocators", "1")
         return onnxruntime.InferenceSession(self._graph, options, providers=["CPUExecutionProvider"])
+
+
+def _share_arena(onnxruntime: Any) -> bool:
+    """Return whether all sessions of this process can share an arena, and make it on the first call.
+
+    An arena keeps the most memory that it ever needed, so one takes less than one per session. A child that was
+    forked cannot use its parent's, which another thread may have locked at the fork.
+    """
+    with _sharing:
+        if not _arena_makers:
+            arena, default = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+            with suppress(RuntimeError):  # another library of this process has made one
+                memory = onnxruntime.OrtMemoryInfo("Cpu", arena, 0, default)
+                onnxruntime.create_and_register_allocator(memory, None)
+            _arena_makers.append(os.getpid())
+        return _arena_makers == [os.getpid()]
 
 
 class OnnxModel(ABC):
