@@ -186,7 +186,7 @@ def hanging():
 def test_a_search_that_hangs_is_given_up_and_the_upstream_is_asked(hanging, options, monkeypatch):
     monkeypatch.setattr("rgate_integrations.serving.search_limits.monotonic", Clock())
     upstream = ScriptedUpstream()
-    service = DecisionService(Unsure() if "answer_first" in options else Words(), timeout=0.2)
+    service = DecisionService(Unsure() if "answer_first" in options else Words(), timeout=0.6)
     with listening(upstream.app) as behind:
         between = Gateway(service, Upstream(behind), hanging, **options)
         with listening(make_app(service, between)) as url:
