@@ -21,6 +21,8 @@ HARD = "Where was Aarno Maliniemi born?"
         (f"{EASY} {HARD}", [EASY, HARD]),
         (f"{HARD}\n{EASY}", [HARD, EASY]),
         (f"{HARD} Hint: {EASY}", [HARD, f"Hint: {EASY}"]),
+        ("Translate into German: It rains.", ["Translate into German: It rains."]),
+        ("Put in the Summary: none Status: open", ["Put in the Summary: none", "Status: open"]),
         ("Is Mr. Smith in the U.S. Navy?", ["Is Mr. Smith in the U.S. Navy?"]),
         ("It is v. 2.5 now. ok", ["It is v. 2.5 now. ok"]),
         ('He said "Stop!" and left.', ['He said "Stop!"', "and left."]),

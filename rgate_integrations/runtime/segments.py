@@ -29,6 +29,7 @@ _STOPS = (".", "．", "…", "。", "।", "۔")
 _UNSPACED = re.compile(rf"(?<=[。！？])(?=[^\s。！？{re.escape(_CLOSERS)}])")
 """Ends of sentences in scripts that use no spaces."""
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
+_BEFORE_NAME = re.compile(r"[a-z]{2,3}|from|into|with")  # in "translate into German:", that is no label
 # "Dr. Smith", "e.g. this", "No. 5": the full stop does not end the sentence.
 _ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
@@ -96,7 +97,7 @@ def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> lis
 def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
     """Return whether a sentence ends between two words."""
     bare = word.rstrip(_CLOSERS)
-    if bare.endswith(_ENDS) or _LABEL.match(following):
+    if bare.endswith(_ENDS) or (_LABEL.match(following) and not _BEFORE_NAME.fullmatch(word)):
         return True
     if not bare.endswith(_STOPS) or abbreviation.match(bare.lstrip(_OPENERS)):
         return False
