@@ -289,6 +289,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     ) -> RetrievalRouter[Input, Output | Other]:
         """Return a runnable that sends each input to one of two arms.
 
+        Configure what it returns: a gate made by ``configurable_fields`` would pass on only its default.
+
         Args:
             retrieve: The arm for unknown questions, such as an existing RAG chain. With several corpora, it may be a
                 mapping from their names to chains: only the best corpus's chain runs, whatever ``top`` is; if the
