@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, ChatMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
@@ -143,6 +143,15 @@ def test_system_messages_and_images_reach_the_llm(call, make, between, images):
         assert messages[:-1] == [SystemMessage(f"{prompt.system}\n\nBe kind."), *between]
         assert messages[-1].text.endswith(asked)
         assert [block for block in messages[-1].content if block == IMAGE] == images
+
+
+def test_a_condensed_follow_up_keeps_system_messages_and_images():
+    chat, gate = Chat(), RetrievalGate(Judge(), condense=lambda _: "unknown?")
+    system = ChatMessage(role="system", content="Be kind.")
+    gated_rag(Search(), chat, gate=gate).invoke([system, *EARLIER, with_image("And he?")])
+    first, last = chat.prompts[-1]
+    assert (first.text.splitlines()[-1], last.text.splitlines()[-1]) == ("Be kind.", "Question: unknown?")
+    assert IMAGE in last.content
 
 
 FOLLOW_UPS = [

@@ -176,8 +176,9 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
 
 
 def _as_typed_message(message: BaseMessage) -> BaseMessage:
-    """Convert a user's or assistant's `ChatMessage` to the class of its role; return others unchanged."""
-    if isinstance(message, ChatMessage) and message.role.lower() in ("user", "human", "assistant", "ai"):
+    """Convert a `ChatMessage` to the class of its role, if it is a common one; return others unchanged."""
+    roles = ("user", "human", "assistant", "ai", "system")
+    if isinstance(message, ChatMessage) and message.role.lower() in roles:
         (message,) = convert_to_messages([(message.role.lower(), message.content)])
     return message
 
