@@ -8,6 +8,7 @@ from langchain.agents.middleware import SummarizationMiddleware
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda
 from typing_extensions import TypedDict
@@ -41,6 +42,9 @@ def routes(gate: RetrievalGate, rag: Runnable[str, str], llm: Runnable[str, AIMe
     assert_type(alike.stream("who?"), Iterator[str])
     assert_type((alike | RunnableLambda(len)).invoke("who?"), int)
     assert_type(gate.route(retrieve=rag, direct=llm).invoke("who?"), str | AIMessage)
+    # As LangChain types a prompt, which takes the value of its only variable, too.
+    prompted = ChatPromptTemplate.from_template("{question}") | RunnableLambda(str)
+    assert_type(gate.route(retrieve=rag, direct=prompted).invoke("who?"), str)
     assert_type(gate.route(retrieve=upper, direct=len).invoke("who?"), str | int)
 
 

@@ -281,7 +281,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         self,
         *,
         retrieve: RunnableLike[Input, Output] | Mapping[str, RunnableLike[Input, Output]],
-        direct: RunnableLike[Input, Other],
+        direct: RunnableLike[Any, Other],
         answer_first: bool | AnswerFirst = False,
         look_first: bool | LookFirst = False,
         condensed_key: str | None = None,
