@@ -414,6 +414,21 @@ async def test_streams_of_messages_and_events_show_the_answer_that_is_given(ques
     chunks = [e["data"]["chunk"] for e in events if e["event"] == "on_chain_stream" and not e["parent_ids"]]
     assert "".join(chunks) == (expected or f"read about {question}")
     assert [e["data"]["retrieve"] for e in events if e["event"] == "on_custom_event"] == [not expected]
+    # Regression: only the tokens of the LLM, and what the router itself gave.
+    parsed = [e["data"]["chunk"] for e in events if e["event"] == "on_parser_stream"]
+    assert "".join(parsed) == expected
+    *_, logged = [log async for log in router.astream_log(question, diff=False)]
+    if expected:
+        assert "".join(logged.state["logs"]["StrOutputParser"]["streamed_output"]) == expected
+
+
+async def test_events_show_the_tokens_of_an_llm_that_a_function_calls():
+    """Regression: they had only the whole answer, but LangChain lets an LLM stream for events."""
+    writer = Writer()
+    direct = RunnableLambda(lambda question: writer.invoke(question).text)
+    events = [event async for event in routed(direct).astream_events("a known one?", version="v2")]
+    tokens = [e["data"]["chunk"].text for e in events if e["event"] == "on_chat_model_stream"]
+    assert "".join(tokens) == WHOLE
 
 
 # --- leaving nothing behind ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from llama_index.core.query_engine import RouterQueryEngine
 from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import Decision, load_gate
-from rgate_integrations.answering.corpora import chosen_corpora, fuse_corpora
+from rgate_integrations.answering.corpora import chosen_corpora
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.langchain import CorpusRetriever, RetrievalGate, gated_rag
 from rgate_integrations.langchain.corpora import CorpusChain
@@ -28,7 +28,7 @@ from rgate_integrations.serving.upstream import Upstream
 from tests import llama_index_parts
 from tests.begun_answers import UNSURE, EventRecorder, Librarian, Writer
 from tests.http_servers import serving_gate
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each, texts
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, Search, each, texts
 from tests.llama_index_parts import Rag, both_ways
 from tests.scripted_upstream import Shelf
 from tests.test_gateway import gateway, gateway_headers
@@ -74,12 +74,6 @@ def test_what_a_decision_names_is_chosen_or_else_all(named, chosen):
     decision = Decision(question="q", retrieve=True, p_known=0.0, corpora=named)
     assert chosen_corpora(decision, ["a", "b"]) == chosen
     assert chosen_corpora(None, ["a", "b"]) == ("a", "b")
-
-
-def test_one_id_in_two_corpora_stands_for_two_passages():
-    found = {"docs": [["1", "2"], ["2"]], "hr": [["1"]]}
-    assert fuse_corpora(found, key=lambda name: name) == ["2", "1", "1"]
-    assert fuse_corpora(found, key=lambda name: name, k=1) == ["2"]
 
 
 # --- construction ----------------------------------------------------------------------------------------------
@@ -271,6 +265,25 @@ def test_the_retrievers_of_the_corpora_are_asked_and_others_are_not(gate, call, 
     assert len(gate.unadjusted.gate.calls) == 3
 
 
+@pytest.mark.parametrize("claims", [None, "Hamlet is old. It is long."], ids=["", "claims"])
+@each(SINGLES)
+def test_a_passage_that_is_in_two_corpora_is_returned_once(call, claims):
+    """Regression: the LLM read it twice."""
+    found = {
+        "docs": RunnableLambda(lambda query: [Document("a", id="1"), Document("shared", id="2")]),
+        "hr": RunnableLambda(
+            lambda query: [Document("shared", id="1"), Document("", id="2"), Document("", id="3")]
+        ),
+    }
+    documents = call(RetrievalGate(Judge(draft=claims)).guard(found), "unknown?")
+    assert [(document.page_content, document.id) for document in documents] == [
+        ("shared", "1"),
+        ("a", "1"),
+        ("", "2"),
+        ("", "3"),
+    ], "what has no text, such as an image, has only its id"
+
+
 @each(BATCHES)
 def test_each_question_of_a_batch_is_searched_where_its_decision_says(gate, call):
     found = call(gate.guard(FOUND), [*UNKNOWN, "a known one"])
@@ -361,6 +374,14 @@ def test_a_guard_asks_the_retrievers_of_the_corpora(call):
     assert {name: len(shelf.queries) for name, shelf in shelves.items()} == {"docs": 2, "hr": 2, "web": 1}
 
 
+@both_ways
+def test_a_node_that_is_in_two_corpora_is_returned_once(call):
+    shelves = {name: llama_index_parts.Shelf("shared", name) for name in NAMES}
+    guard = GatedRetriever(shelves, Sure())
+    nodes = call(guard, "retrieve", "unknown to hr and docs")
+    assert [node.text for node in nodes] == ["shared", "hr", "docs"]
+
+
 # --- servers ------------------------------------------------------------------------------------------------------
 
 
@@ -377,6 +398,14 @@ def test_the_gateway_searches_the_indexes_that_the_gate_names(options):
         assert gateway_headers(between.ask("RAISE unknown"))["passages"] == "2", (
             "all are asked, and one fails"
         )
+
+
+def test_a_passage_that_is_in_two_corpora_reaches_the_llm_once():
+    """Regression: the LLM read it twice."""
+    shelf = {name: Shelf("What is unknown to docs and hr is here.") for name in NAMES}
+    with gateway(Sure(), shelf=shelf) as between:
+        answer = gateway_headers(between.ask("unknown to hr and docs"))
+    assert answer["passages"] == "1"
 
 
 def test_the_gateway_names_a_corpus_in_any_script():

@@ -131,6 +131,16 @@ def agent_of(model, *before, tools=("search_docs",), gate=None, after=()):
     return create_agent(model, [search_docs, add], middleware=[*before, middleware, *after])
 
 
+@pytest.mark.parametrize("before", [lambda agent: agent, lambda agent: RunnableLambda(dict) | agent])
+def test_a_graph_cannot_be_judged_by_its_first_words(before):
+    """Regression: the router returned the last update of the agent's state as its answer."""
+    gate, agent = RetrievalGate(Judge()), before(create_agent(Agent(), [add]))
+    with pytest.raises(ConfigurationError, match=r"a graph streams .* Hint: .*agent\.invoke, agent\.ainvoke"):
+        gate.route(retrieve=agent, direct=agent, answer_first=True)
+    answer = gate.route(retrieve=agent, direct=agent).invoke({"messages": [HumanMessage("known?")]})
+    assert answer["messages"][-1].text == "answer after known?"
+
+
 def test_a_gate_must_return_a_decision():
     agent = agent_of(Agent(), gate=RunnableLambda(lambda messages: True))
     with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):

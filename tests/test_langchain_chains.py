@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, ChatMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
@@ -12,8 +12,9 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
-from tests.begun_answers import KNOWN, LOOK, Knowing, Reader, Shelf, Writer
-from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Judge, Search, each, texts
+from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
+from tests.begun_answers import KNOWN, LOOK, Knowing, Reader, Shelf, TurnReader, Writer
+from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
 
 LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
 SHORT = {
@@ -26,6 +27,10 @@ WITH_HISTORY = {
 }
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 READ = "Human: [1] about unknown?\n\n[2] shared|unknown?"
+
+
+class ReadsHistory(TurnReader, Judge):
+    """A gate that reads the turns before a question."""
 
 
 @pytest.fixture
@@ -98,6 +103,55 @@ def test_every_form_of_a_question_and_one_call_of_the_gate_for_a_batch(judge):
     assert found[:-2] == [READ] * 6 + ["Human: direct b"]
     assert [type(error) for error in found[-2:]] == [InvalidQuestionError] * 2
     assert judge.calls == [["unknown?"] * 6 + ["b"]]
+
+
+SYSTEM = SystemMessage("Be kind.")
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+PICTURE = HumanMessage([IMAGE])
+BOTH = HumanMessage([{"type": "text", "text": "Who is this?"}, IMAGE])
+WITH_IMAGES = {
+    "in the question": (lambda q: [SYSTEM, *EARLIER, with_image(q)], EARLIER, [IMAGE]),
+    "after it": (lambda q: [SYSTEM, *EARLIER, HumanMessage(q), PICTURE], EARLIER, [IMAGE]),
+    "before it": (lambda q: {"query": q, "history": [SYSTEM, *EARLIER, PICTURE]}, EARLIER, [IMAGE]),
+    "in a graph's state": (lambda q: {"question": q, "messages": [SYSTEM, with_image(q)]}, [], [IMAGE]),
+    "and another question": (
+        lambda q: {"question": q, "messages": [SYSTEM, *EARLIER, with_image("And he?")]},
+        [],
+        [IMAGE],
+    ),
+    "earlier": (
+        lambda q: {"input": q, "chat_history": [SYSTEM, BOTH, EARLIER[1]]},
+        [BOTH, EARLIER[1]],
+        [],
+    ),
+}
+
+
+def with_image(text):
+    return HumanMessage([{"type": "text", "text": text}, IMAGE])
+
+
+@pytest.mark.parametrize(("make", "between", "images"), WITH_IMAGES.values(), ids=list(WITH_IMAGES))
+@each(SINGLES)
+def test_system_messages_and_images_reach_the_llm(call, make, between, images):
+    """Regression: they were dropped."""
+    chat = Chat()
+    chain = gated_rag(Search(), chat, gate=ReadsHistory())
+    for asked, prompt in (("b", ANSWER), ("unknown?", ANSWER_WITH_PASSAGES)):
+        call(chain, make(asked))
+        (messages,) = chat.prompts[-1:]
+        assert messages[:-1] == [SystemMessage(f"{prompt.system}\n\nBe kind."), *between]
+        assert messages[-1].text.endswith(asked)
+        assert [block for block in messages[-1].content if block == IMAGE] == images
+
+
+def test_a_condensed_follow_up_keeps_system_messages_and_images():
+    chat, gate = Chat(), RetrievalGate(Judge(), condense=lambda _: "unknown?")
+    system = ChatMessage(role="system", content="Be kind.")
+    gated_rag(Search(), chat, gate=gate).invoke([system, *EARLIER, with_image("And he?")])
+    first, last = chat.prompts[-1]
+    assert (first.text.splitlines()[-1], last.text.splitlines()[-1]) == ("Be kind.", "Question: unknown?")
+    assert IMAGE in last.content
 
 
 FOLLOW_UPS = [

@@ -1,15 +1,11 @@
-"""Several corpora: which of them to search, and how to fuse their results."""
+"""Several corpora: which of them to search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.index.hybrid import fuse
-
-_Item = TypeVar("_Item")
 
 
 def chosen_corpora(decision: Decision | None, names: Sequence[str]) -> tuple[str, ...]:
@@ -55,23 +51,3 @@ def unknown_corpus(name: str, parts: Iterable[str]) -> ConfigurationError:
         f"The decision says to search the corpus {name!r}, for which retrieve= has no chain or node.",
         hint=f"Add it to retrieve=, which has: {', '.join(map(repr, parts))}.",
     )
-
-
-def fuse_corpora(
-    results: Mapping[str, Sequence[Sequence[_Item]]],
-    key: Callable[[_Item], Hashable],
-    *,
-    k: int | None = None,
-) -> list[_Item]:
-    """Return the results of several corpora, fused by reciprocal rank. The same id in two corpora means two items.
-
-    Args:
-        results: For each corpus, the results of its searches: one list of items per search, best first. Of equally
-            good items, those of the first corpus come first.
-        key: Function that returns the id of an item.
-        k: Maximum number of items to return; all when None.
-    """
-    rankings = []
-    for name, corpus_rankings in results.items():
-        rankings += [[(name, item) for item in ranking] for ranking in corpus_rankings]
-    return [item for _, item in fuse(rankings, key=lambda pair: (pair[0], key(pair[1])), k=k)]

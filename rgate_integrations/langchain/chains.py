@@ -7,8 +7,9 @@ from operator import itemgetter
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import SystemMessage
+from langchain_core.messages import BaseMessage, SystemMessage, merge_message_runs
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.base import RunnableLike
@@ -49,11 +50,11 @@ def gated_rag(
     """Return a chain from question to answer that retrieves only if the LLM does not know the answer.
 
     The question is a string, a dict, messages or a prompt value, as for `RetrievalGate`. The earlier
-    messages, or those in a dict under ``chat_history`` or ``history``, become the prompts' ``chat_history``. A
-    dict's other keys are variables for the prompts, too.
+    messages, or those in a dict under ``chat_history`` or ``history``, become the prompts' ``chat_history``, with
+    system messages and, in a message at its end, the question's images. A dict's other keys are variables for the
+    prompts, too.
     A gate with ``condense`` rewrites a follow-up as a standalone question once, for itself, the retriever and
-    the prompts, whose ``chat_history`` is then empty. System messages and images do not reach the LLM: if you
-    need them, use `RetrievalGate.route`.
+    the prompts, whose ``chat_history`` then has only system messages and images.
 
     Args:
         retriever: Finds passages: a retriever, or any runnable or function from a query to documents. With several
@@ -124,7 +125,7 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
                     QUESTION: call.turn.question,
                     self.input_key or QUESTION: call.turn.question,
                     # A follow-up that could not be condensed keeps its history; the gate reports the error.
-                    HISTORY: list(call.turn.history),
+                    HISTORY: list(call.turn.earlier),
                     "sources": [],
                 }
         return [call.result for call in calls]
@@ -166,10 +167,25 @@ def _check_prompts(keys: set[str | None], **prompts: Any) -> None:
             )
 
 
-def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:
+def _chat_prompt(template: PromptTemplate, **variables: str) -> Runnable[Any, Any]:
     """Convert one of this package's prompts to LangChain's format; ``variables`` gives the new name of each field."""
     fields = {name: f"{{{variable}}}" for name, variable in variables.items()}
     user = template.user.format(**fields)
     history = MessagesPlaceholder(HISTORY, optional=True)
     # A message, not a template: the system text has no fields, and its braces must stay braces.
-    return ChatPromptTemplate.from_messages([SystemMessage(template.system), history, ("human", user)])
+    prompt = ChatPromptTemplate.from_messages([SystemMessage(template.system), history, ("human", user)])
+    return prompt | _merge_runs
+
+
+def _merge_runs(prompt: PromptValue) -> ChatPromptValue:
+    """Merge messages of one role in a row, such as our system message and the user's: some models refuse them."""
+    messages = merge_message_runs(prompt.to_messages(), chunk_separator="\n\n")
+    return ChatPromptValue(messages=list(map(_without_bare_texts, messages)))
+
+
+def _without_bare_texts(message: BaseMessage) -> BaseMessage:
+    """Return a message whose texts beside images are blocks, too; some models refuse strings there."""
+    if isinstance(message.content, str):
+        return message
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in message.content]
+    return message.model_copy(update={"content": parts})

@@ -132,7 +132,8 @@ class CorpusChain(PerCorpus[Input, Output]):
 class CorpusRetriever(PerCorpus[str, list[Document]], FlowRetriever):
     """Searches the corpora that the decision names, or all corpora if the decision names none of them.
 
-    Results are fused by reciprocal rank; ``rgate_corpus`` in a document's metadata names its corpus.
+    Results are fused by reciprocal rank, without duplicates; ``rgate_corpus`` in a document's metadata names its
+    corpus.
     `RetrievalGate.guard` makes one from ``{"docs": retriever, "hr": retriever}``. It may also be part of an arm.
     """
 

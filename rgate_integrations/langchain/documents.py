@@ -98,9 +98,9 @@ def fuse_documents(
         rankings.append(ranking)
     if len(rankings) == 1:  # nothing to fuse: texts and ids may be repeated
         return rankings[0][:k]
-    # Ids are unique only within a corpus.
+    # A passage may be in several corpora, under different ids. A document without text may be an image.
     return fuse(
         rankings,
-        key=lambda document: (document.metadata.get("rgate_corpus"), document.id or document.page_content),
+        key=lambda document: as_passage(document) if document.page_content else document.id,
         k=k,
     )

@@ -106,7 +106,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
             _log.warning("A follow-up could not be condensed: %s", type(error).__name__)
             call.condense_error = error
         else:
-            call.turn = UserTurn(question)
+            call.turn = call.turn.rewritten(question)
 
 
 class ChatDrafter(DraftWriter[GateCall]):

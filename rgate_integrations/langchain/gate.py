@@ -281,13 +281,15 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         self,
         *,
         retrieve: RunnableLike[Input, Output] | Mapping[str, RunnableLike[Input, Output]],
-        direct: RunnableLike[Input, Other],
+        direct: RunnableLike[Any, Other],
         answer_first: bool | AnswerFirst = False,
         look_first: bool | LookFirst = False,
         condensed_key: str | None = None,
         config: RunnableConfig | None = None,
     ) -> RetrievalRouter[Input, Output | Other]:
         """Return a runnable that sends each input to one of two arms.
+
+        Configure what it returns: a gate made by ``configurable_fields`` would pass on only its default.
 
         Args:
             retrieve: The arm for unknown questions, such as an existing RAG chain. With several corpora, it may be a
@@ -307,9 +309,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             ConfigurationError: ``retrieve`` or ``direct`` is not a runnable, function or mapping, but for example a
                 vector store. ``answer_first`` or ``look_first`` is neither a bool nor its options. With
                 ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of steps nor a
-                retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
-                ``condense`` is missing. With ``corpus=True``: the passages cannot be read. With several corpora: the
-                names of chains and corpora differ.
+                retriever. With ``answer_first``: the gate cannot judge an answer, or ``direct`` is a graph. With
+                ``condensed_key``: ``condense`` is missing. With ``corpus=True``: the passages cannot be read. With
+                several corpora: the names of chains and corpora differ.
             RGateError: `AnswerFirst.question_gate` is invalid or cannot be loaded.
             ProfileError: With ``corpus=True``: a corpus has no passages.
             ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.

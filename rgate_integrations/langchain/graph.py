@@ -19,7 +19,7 @@ from rgate_integrations.decision import Cost, Decision, Draft, Failure, Override
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain.bound_decision import emit_decision_event
-from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
+from rgate_integrations.langchain.gate import as_gate_runnable
 from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 from rgate_integrations.runtime.replies import get_field
@@ -50,7 +50,7 @@ it warns about the rest:
 
 
 def gate_node(
-    gate: RetrievalGate | GateLike | str | None = None, *, decision_key: str = STATE_KEY
+    gate: Runnable[Any, Decision] | GateLike | str | None = None, *, decision_key: str = STATE_KEY
 ) -> Runnable[Any, dict[str, Any]]:
     """Return a node that decides about the question in a graph's state, and stores the `Decision` there.
 
@@ -59,7 +59,8 @@ def gate_node(
     ``{"retrieval_gate": {...}}`` in the graph's custom stream.
 
     Args:
-        gate: A `RetrievalGate`, or a ``gate`` argument for one; the default gate when None.
+        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
+            default gate when None.
         decision_key: The key of the decision in the state.
 
     Raises:

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
+from langchain_core.runnables import Runnable
+
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import fallback_decision
 from rgate_integrations.engine.own_gate import GateLike
@@ -16,7 +18,7 @@ from rgate_integrations.errors import (
     unknown_name,
 )
 from rgate_integrations.langchain.bound_decision import emit_decision_event
-from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
+from rgate_integrations.langchain.gate import as_gate_runnable
 from rgate_integrations.langchain.graph import retrieves
 from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
@@ -42,7 +44,7 @@ class RetrievalGateState(AgentState[Any]):
     retrieval_decisions: NotRequired[Annotated[dict[str, Decision], operator.or_]]
 
 
-class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
+class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
     """Decides once per user turn, and hides retrieval tools from the model if the question is known.
 
     If the model calls a hidden tool anyway, the call is answered without searching. A ``tool_choice`` that forces a
@@ -51,8 +53,9 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     message, nothing is hidden. An agent may have several of these, for different tools.
 
     Args:
-        gate: A `RetrievalGate`, or a ``gate`` argument for one; the default gate when None. In later turns of a
-            conversation, tools are hidden only if the gate reads the earlier turns or has ``condense``.
+        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
+            default gate when None. In later turns of a conversation, tools are hidden only if the gate reads the
+            earlier turns or has ``condense``.
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
             pass the tool itself if another middleware may have removed it by then.
@@ -73,7 +76,9 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     state_schema = RetrievalGateState
 
-    def __init__(self, gate: RetrievalGate | GateLike | str | None = None, *, tools: Sequence[Any]) -> None:
+    def __init__(
+        self, gate: Runnable[Any, Decision] | GateLike | str | None = None, *, tools: Sequence[Any]
+    ) -> None:
         super().__init__()
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError(

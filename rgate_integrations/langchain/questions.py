@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, convert_to_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    convert_to_messages,
+)
 from langchain_core.prompt_values import PromptValue
 
 from rgate_integrations.errors import InvalidQuestionError, first_line
@@ -24,15 +31,25 @@ HISTORY_KEYS = ("chat_history", "history")
 
 @dataclass(frozen=True)
 class UserTurn:
-    """A question and the turns before it.
+    """A question and the messages before it.
 
     Attributes:
         question: The question, in the user's words or condensed.
-        history: The earlier turns of user and LLM.
+        earlier: System messages, and the earlier turns of user and LLM. The question's own images are the last of
+            them.
     """
 
     question: str
-    history: tuple[BaseMessage, ...] = ()
+    earlier: tuple[BaseMessage, ...] = ()
+
+    @property
+    def history(self) -> tuple[BaseMessage, ...]:
+        """The earlier turns with a text, which gates read."""
+        return tuple(filter(_is_turn, self.earlier))
+
+    def rewritten(self, question: str) -> UserTurn:
+        """Return a question that stands alone, with the system messages and images, but without earlier turns."""
+        return UserTurn(question, tuple(message for message in self.earlier if not _is_turn(message)))
 
     @property
     def conversation(self) -> list[BaseMessage]:
@@ -68,7 +85,7 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
             # A message without text, such as an image, belongs to the user's message before it.
             if index and not messages[index].text.strip() and isinstance(messages[index - 1], HumanMessage):
                 continue
-            return UserTurn(encodable(messages[index].text), _turns(messages[:index]))
+            return UserTurn(encodable(messages[index].text), _before(messages, index))
     raise InvalidQuestionError(
         "The messages include no human message.", hint="Add one: the last human message is the question."
     )
@@ -102,8 +119,8 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     elif key != "messages" and value.get("messages"):
         # A graph's state often has both.
         with contextlib.suppress(InvalidQuestionError):
-            history = _turns_before(turn.question, _turns(_messages(value["messages"])))
-    return UserTurn(turn.question, (*history, *turn.history))
+            history = _turns_before(turn.question, _messages(value["messages"]))
+    return UserTurn(turn.question, (*history, *turn.earlier))
 
 
 def _read_pairs(history: Any) -> tuple[BaseMessage, ...]:
@@ -119,12 +136,16 @@ def _read_pairs(history: Any) -> tuple[BaseMessage, ...]:
     return _turns(turns)
 
 
-def _turns_before(question: str, turns: tuple[BaseMessage, ...]) -> tuple[BaseMessage, ...]:
-    """Return the turns before a question; none if it is the last of them, rewritten to stand alone."""
-    asked = [index for index, turn in enumerate(turns) if isinstance(turn, HumanMessage)]
-    if asked and turns[asked[-1]].text.strip() == question.strip():
-        return turns[: asked[-1]]
-    return turns if turns and isinstance(turns[-1], AIMessage) else ()
+def _turns_before(question: str, messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
+    """Return the messages before a question; without turns if it is the last of them, rewritten to stand alone."""
+    turns = _turns(messages)
+    texts = [index for index, turn in enumerate(turns) if _is_turn(turn)]
+    asked = [index for index in texts if isinstance(turns[index], HumanMessage)]
+    is_same = bool(asked) and turns[asked[-1]].text.strip() == question.strip()
+    if is_same or (asked and asked[-1] == texts[-1]):
+        turns = _before(turns, asked[-1])
+        return turns if is_same else UserTurn(question, turns).rewritten(question).earlier
+    return turns
 
 
 def _is_blank(value: Any) -> bool:
@@ -155,18 +176,39 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
 
 
 def _as_typed_message(message: BaseMessage) -> BaseMessage:
-    """Convert a user's or assistant's `ChatMessage` to the class of its role; return others unchanged."""
-    if isinstance(message, ChatMessage) and message.role.lower() in ("user", "human", "assistant", "ai"):
+    """Convert a `ChatMessage` to the class of its role, if it is a common one; return others unchanged."""
+    roles = ("user", "human", "assistant", "ai", "system")
+    if isinstance(message, ChatMessage) and message.role.lower() in roles:
         (message,) = convert_to_messages([(message.role.lower(), message.content)])
     return message
 
 
+def _before(messages: Sequence[BaseMessage], index: int) -> tuple[BaseMessage, ...]:
+    """Return the turns before the user's message at an index, and the images in it and after it."""
+    return _turns([*messages[:index], HumanMessage(_images(messages[index:]))])
+
+
 def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
-    """Return the text messages of user and LLM, without system messages, tool results and tool calls."""
+    """Return the system messages, and the messages of user and LLM, without tool results and tool calls."""
     turns: list[BaseMessage] = []
     for message in messages:
-        if isinstance(message, HumanMessage):
+        if isinstance(message, HumanMessage | SystemMessage):
             turns.append(message)
         elif isinstance(message, AIMessage):
             turns.append(AIMessage(encodable(message.text)))
-    return tuple(turn for turn in turns if turn.text.strip())
+    return tuple(turn for turn in turns if turn.text.strip() or _images([turn]))
+
+
+def _images(messages: Sequence[BaseMessage]) -> list[Any]:
+    """Return the parts of the user's messages that are not text, such as images."""
+    return [
+        part
+        for message in messages
+        if isinstance(message, HumanMessage) and isinstance(message.content, list)
+        for part in message.content
+        if isinstance(part, dict) and part.get("type") != "text"
+    ]
+
+
+def _is_turn(message: BaseMessage) -> bool:
+    return not isinstance(message, SystemMessage) and bool(message.text.strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -83,7 +84,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     Raises:
         ConfigurationError: The strategy searches before the decision, but the retrieve arm is neither a sequence of
             steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the call's config has
-            an invalid threshold. With answer first: the call's config replaces the gate.
+            an invalid threshold. With answer first: the call's config replaces the gate, or a step of ``direct`` is
+            a LangGraph graph.
         TypeError: An arm is not a runnable, function or mapping.
         pydantic.ValidationError: The gate is not a runnable.
         InvalidQuestionError: Raised by a call: the input has no question.
@@ -131,6 +133,16 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 "A call's config cannot replace the gate of a router with answer_first=, because the gates that "
                 "judge its partial answers belong to the original gate.",
                 hint="Make one chain per gate with route(...), and choose a chain per call.",
+            )
+        # If an arm is a graph, the module is already imported.
+        graphs = getattr(sys.modules.get("langgraph.pregel"), "Pregel", ())
+        if self.strategy.answer_first is not None and any(
+            isinstance(step, graphs) for step in getattr(self.direct, "steps", [self.direct])
+        ):
+            raise ConfigurationError(
+                "With answer_first=, direct= cannot have a LangGraph graph as a step: a graph streams updates of its "
+                "state, not the words of its answer.",
+                hint="Pass the chat model of the agent instead, or RunnableLambda(agent.invoke, agent.ainvoke).",
             )
         # Of the class: a configurable gate would pass on the attribute of its default. With answer first, the gate
         # was adjusted together with the judges, and must stay the one that they were made for.

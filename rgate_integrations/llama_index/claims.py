@@ -19,7 +19,7 @@ from rgate_integrations.decision import valid_count, valid_flag
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts, check_part
-from rgate_integrations.llama_index.retriever import FlowRetriever, node_id
+from rgate_integrations.llama_index.retriever import FlowRetriever, node_hash
 from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
 
@@ -76,7 +76,7 @@ class ClaimFusionRetriever(FlowRetriever):
                 # A new bundle for each search, because LlamaIndex's vector retriever writes the embedding into it.
                 searches.append(Call(retriever.retrieve, retriever.aretrieve, QueryBundle(query)))
         rankings: list[list[NodeWithScore]] = yield Gather(searches)
-        return fuse(rankings, key=node_id, k=self.similarity_top_k)
+        return fuse(rankings, key=node_hash, k=self.similarity_top_k)
 
 
 class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):

@@ -17,7 +17,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 
-from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, fuse_corpora
+from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
 from rgate_integrations.corpus.indexed import missing_passages, profile_index, profile_texts
 from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.decision import Decision, valid_count
@@ -35,9 +35,9 @@ NOTE_SCORE = 1e9  # above any cutoff, even for BM25 and inner products, but fini
 _MARK = uuid.uuid4().hex  # marks notes and their copies in the metadata; random, so no document can have it
 
 
-def node_id(node: NodeWithScore) -> str:
-    """Return the id of a node, which is unique within its corpus."""
-    return node.node.node_id
+def node_hash(node: NodeWithScore) -> str:
+    """Return a hash of a node's text and metadata; its id is unique only within a corpus."""
+    return node.node.hash
 
 
 class FlowRetriever(BaseRetriever):
@@ -79,9 +79,8 @@ class CorpusRetriever(FlowRetriever):
         bound = read_bound(bundle)
         names = chosen_corpora(None if bound is None else bound.decision, list(self.parts))
         parts = [self.parts[name] for name in names]
-        nodes = yield Gather([Call(part.retrieve, part.aretrieve, copy_bundle(bundle)) for part in parts])
-        rankings = {name: [ranking] for name, ranking in zip(names, nodes, strict=True)}
-        return fuse_corpora(rankings, key=node_id)
+        rankings = yield Gather([Call(part.retrieve, part.aretrieve, copy_bundle(bundle)) for part in parts])
+        return fuse(rankings, key=node_hash)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return dict(self.parts)
@@ -223,7 +222,7 @@ class GatedRetriever(Gated, FlowRetriever):
         nodes = rankings[0]
         if len(rankings) > 1:
             # No more nodes than one search finds.
-            nodes = fuse(rankings, key=node_id, k=max(1, *map(len, rankings)))
+            nodes = fuse(rankings, key=node_hash, k=max(1, *map(len, rankings)))
         # A new bundle for each, because a postprocessor may write into it.
         for processor in self.node_postprocessors:
             nodes = yield Call(

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, fuse_corpora
+from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput
@@ -27,7 +28,8 @@ from rgate_integrations.engine.decider import fallback_decision, read_item
 from rgate_integrations.engine.follow_ups import list_search_texts
 from rgate_integrations.errors import ConfigurationError, RGateError
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.index.retriever import Hit, Retriever, passage_id
+from rgate_integrations.index.hybrid import fuse
+from rgate_integrations.index.retriever import Hit, Retriever
 from rgate_integrations.prompts import format_passages, strip_control_tokens
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.flow import Call, Gather, Step, arun
@@ -229,7 +231,8 @@ class Gateway:
             queries += [query.text for query in plan.queries if query.claim is not None]
         names = chosen_corpora(decision, list(self._searches))
         hits = await asyncio.gather(*(self._search_corpus(name, queries, llm_request) for name in names))
-        return fuse_corpora(dict(zip(names, hits, strict=True)), key=passage_id, k=self._k)
+        # A passage may be in several corpora, under different ids.
+        return fuse(list(chain.from_iterable(hits)), key=_as_found, k=self._k)
 
     async def _search_texts(self, llm_request: LLMRequest) -> list[str]:
         """Return what to search for instead of the question, which may be a follow-up.
@@ -313,7 +316,7 @@ class GatewayCall(QuestionCall):
 
     def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
         """Convert the hits to the passages that look first judges."""
-        return [FoundPassage(hit.passage.text, hit.passage.title) for hit in item.passages]
+        return list(map(_as_found, item.passages))
 
 
 def _make_headers(decision: Decision) -> dict[str, str]:
@@ -330,3 +333,7 @@ def _make_headers(decision: Decision) -> dict[str, str]:
     if decision.error is not None:
         values["error"] = decision.error.type
     return {f"{OWN_HEADER}-{name}": one_line(value) for name, value in values.items()}
+
+
+def _as_found(hit: Hit) -> FoundPassage:
+    return FoundPassage(hit.passage.text, hit.passage.title)
