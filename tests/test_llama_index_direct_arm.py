@@ -1,5 +1,6 @@
 """LlamaIndex: what the direct arm is asked, and what it gives."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -125,6 +126,37 @@ def test_the_system_messages_of_the_engines_prompt_are_taken_over(call, options,
     llm = Listener()
     call(gated(engine_over(llm, **options), llm), "query", KNOWN)
     assert llm.asked == [*(("system", text) for text in system), ("user", KNOWN)]
+
+
+@both_ways
+@pytest.mark.parametrize("through", ["", "query_engine:"], ids=["inner", "gated"])
+def test_a_prompt_that_is_updated_later_counts_for_both_arms(call, through):
+    """Regression: a known question got the old persona."""
+    llm, days = Listener(), iter("ab")
+    inner = engine_over(llm, text_qa_template=chat_prompt(PERSONA))
+    engine = gated(inner, llm)
+    changed = engine if through else inner
+    old = copy.deepcopy(engine)
+    dated = chat_prompt("Today is {day}.", function_mappings={"day": lambda **given: next(days)})
+    for prompt, system in ((chat_prompt("Be kind."), "Be kind."), (dated, "Today is b.")):
+        changed.update_prompts({f"{through}response_synthesizer:text_qa_template": prompt})
+        call(engine, "query", KNOWN)
+        assert llm.asked == [("system", system), ("user", KNOWN)]
+    call(old, "query", KNOWN)
+    asked = old.direct._response_synthesizer._llm.asked
+    assert asked == [("system", PERSONA), ("user", KNOWN)]
+    engine.update_prompts({"direct:response_synthesizer:simple_template": PromptTemplate("Say {query_str}")})
+    call(engine, "query", KNOWN)
+    assert llm.asked == [("user", f"Say {KNOWN}")]
+
+
+def test_a_prompt_that_cannot_be_filled_in_is_logged_once(caplog):
+    llm = Listener()
+    engine = gated(engine_over(llm, **TAKEN["a function that needs passages"][0]), llm)
+    for _ in range(2):
+        engine.query(KNOWN)
+    (record,) = caplog.records
+    assert "without the engine's prompt, which raised ZeroDivisionError" in record.getMessage()
 
 
 def test_they_are_asked_for_in_a_stream_and_of_a_completion_model_too():

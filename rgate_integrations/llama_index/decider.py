@@ -298,8 +298,6 @@ class Gated(PromptMixin):
     def update_prompts(self, prompts_dict: PromptDictType) -> None:
         """Replace prompts, given by their keys in ``get_prompts``.
 
-        The direct arm keeps the system messages that it took from an engine's prompt: replace its own prompt, too.
-
         Raises:
             ConfigurationError: ``get_prompts`` has no such key.
         """
