@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any, Self
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.base import BaseLLM
@@ -95,6 +96,10 @@ class DirectPrompt(SelectorPromptTemplate):
     def __init__(self, engine: BaseQueryEngine) -> None:
         super().__init__(DEFAULT_SIMPLE_INPUT_PROMPT)
         self._engine = engine
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Return a copy for the copy of the engine, if one is made, too; ``get_prompts`` copies prompts alone."""
+        return type(self)((memo or {}).get(id(self._engine), self._engine))
 
     def select(self, llm: BaseLLM | None = None) -> BasePromptTemplate:
         """Return the prompt for an LLM."""
