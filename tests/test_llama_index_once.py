@@ -198,6 +198,21 @@ def test_an_llm_that_is_named_and_one_that_is_found_by_the_same_name_are_one(cal
     assert len(decisions_in(events)) == 2
 
 
+@pytest.mark.model
+@both_ways
+def test_what_the_llm_wrote_is_not_overruled_by_the_question_alone(llm, call):
+    """Regression: the default gate of a part without drafts decided again."""
+    inner = GatedQueryEngine.from_defaults(over(GatedRetriever(Shelf())), llm=llm)
+    drafting = GatedQueryEngine.from_defaults(inner, llm=llm, tokens=8)
+    answering = GatedQueryEngine.from_defaults(
+        inner, llm=llm, answer_first=AnswerFirst(retrieve_below=0.0, answer_above=1.0)
+    )
+    for engine in (router(None, llm, inner), drafting, answering):
+        with hearing() as events:
+            call(engine, "query", "What is the unknown error E-42?")
+        assert [decision.draft is None for decision in decisions_in(events)] == [False]
+
+
 @both_ways
 def test_an_agents_tool_carries_its_decision_too(gate, llm, call):
     tool = QueryEngineTool.from_defaults(over(fusion(gate, llm)))
