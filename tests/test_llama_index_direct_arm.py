@@ -279,6 +279,8 @@ def test_prompts_are_changed_by_the_keys_that_they_are_read_by(call, wrap):
     for key in ("x", f"{next(iter(prompts))}_x", "nowhere:x"):
         with pytest.raises(ConfigurationError, match=key) as caught:
             engine.update_prompts({next(iter(prompts)): PromptTemplate("lost"), key: PromptTemplate("")})
+    with pytest.raises(ConfigurationError, match="str cannot be used as a prompt"):
+        engine.update_prompts({next(iter(prompts)): PromptTemplate("lost"), next(reversed(prompts)): "text"})
     assert "lost" not in {prompt.template for prompt in engine.get_prompts().values()}
     assert next(iter(prompts)) in caught.value.hint
 

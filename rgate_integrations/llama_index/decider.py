@@ -48,6 +48,10 @@ _PARTS = {
     "query": ("a query engine", "Pass index.as_query_engine()."),
     "complete": ("an LLM", 'Pass an LLM, such as OpenAI("gpt-4o"), or its name to load_gate(llm_name=…).'),
     "format_messages": ("a prompt", 'Pass PromptTemplate("Answer in one sentence: {query_str}").'),
+    "postprocess_nodes": (
+        "a node postprocessor",
+        "Pass a list, such as [SimilarityPostprocessor(similarity_cutoff=0.7)].",
+    ),
     "aget": ("a memory", "Pass ChatMemoryBuffer.from_defaults(), the one that the chat engine has."),
     "__call__": ("a tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
 }
@@ -299,10 +303,11 @@ class Gated(PromptMixin):
         """Replace prompts, given by their keys in ``get_prompts``.
 
         Raises:
-            ConfigurationError: ``get_prompts`` has no such key.
+            ConfigurationError: ``get_prompts`` has no such key, or a value is not a prompt.
         """
         known = self.get_prompts()
-        for key in prompts_dict:
+        for key, prompt in prompts_dict.items():
+            check_part(prompt, "format_messages")
             if key not in known:
                 raise ConfigurationError(
                     f"Unknown prompt key {key!r}.", hint=f"The keys are: {', '.join(known) or 'none'}."
