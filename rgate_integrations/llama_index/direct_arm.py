@@ -105,7 +105,7 @@ class DirectPrompt(SelectorPromptTemplate):
         """Return the prompt for an LLM."""
         system = self._system_messages(llm)
         question = ChatMessage(role=MessageRole.USER, content="{query_str}")
-        return ChatPromptTemplate(message_templates=[*system, question]) if system else super().select(llm)
+        return ChatPromptTemplate(message_templates=[*system, question]) if system else self.default_template
 
     def _system_messages(self, llm: BaseLLM | None) -> list[ChatMessage]:
         """Return the system messages of the engine's prompt, except those with passages or the question.
