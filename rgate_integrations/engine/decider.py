@@ -359,7 +359,8 @@ class BoundDecision:
         """
         if threshold not in (None, self.threshold):
             return False
+        if any(gate.decides_like(self.gate) for gate in gates):
+            return True
         # A gate that has judged a draft has seen more than the gate that reads its questions.
         question_gate = self.gate.question_gate() if isinstance(self.gate, Decider) else None
-        made_by = [gate for gate in (self.gate, question_gate) if gate is not None]
-        return any(gate.decides_like(other) for gate in gates for other in made_by)
+        return question_gate is not None and any(gate.decides_like(question_gate) for gate in gates)

@@ -215,8 +215,8 @@ class QueryDecider:
 
         With ``question_gate``, which reads no draft: if that gate, adjusted to the drafting LLM, would.
         """
-        bound = self.inherited(bundle, None if question_gate else self.draft_llm)
-        if bound is None or (question_gate and bound.llm is not None):
+        bound = self.inherited(bundle, self.draft_llm if question_gate is None else None)
+        if bound is None or (question_gate is not None and bound.llm is not None):
             return None
         gates = [self.unadjusted, self.gate]
         if question_gate is not None:
