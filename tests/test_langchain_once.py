@@ -16,7 +16,7 @@ from rgate_integrations.langchain import (
     gate_node,
 )
 from rgate_integrations.langchain.router import RetrievalRouter
-from tests.begun_answers import LOOK, EventRecorder, Librarian, Shelf, Writer
+from tests.begun_answers import LOOK, EventRecorder, Knowing, Librarian, Shelf, Writer
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
 
 
@@ -188,6 +188,18 @@ def test_another_gate_question_or_threshold_is_decided(call):
     stricter = gate.with_config(configurable={"retrieval_threshold": 0.9})
     assert call(gate.route(retrieve=stricter, direct=stricter), "known?").retrieve is True
     assert first.questions[1:] == ["known?", "known? really", "known?", "known?"]
+
+
+@pytest.mark.model
+@each(SINGLES)
+def test_what_the_llm_wrote_is_not_overruled_by_the_question_alone(call):
+    """Regression: the default gate of a guard without an LLM decided again."""
+    recorder = EventRecorder()
+    guard = RetrievalGate().guard(Search())
+    chain = RetrievalGate(llm=Knowing(), tokens=2).route(retrieve=guard | texts, direct=lambda _: [])
+    asked = "What is the unknown error E-42?"
+    assert f"about {asked}" in call(chain, asked, {"callbacks": [recorder]})
+    assert [event["gate"] for event in recorder.events] == ["answer"]
 
 
 @each(INVOKES)

@@ -1,5 +1,7 @@
 """LlamaIndex: what the direct arm is asked, and what it gives."""
 
+import copy
+import threading
 from functools import partial
 
 import pytest
@@ -127,6 +129,47 @@ def test_the_system_messages_of_the_engines_prompt_are_taken_over(call, options,
     assert llm.asked == [*(("system", text) for text in system), ("user", KNOWN)]
 
 
+@both_ways
+@pytest.mark.parametrize("through", ["", "query_engine:"], ids=["inner", "gated"])
+def test_a_prompt_that_is_updated_later_counts_for_both_arms(call, through):
+    """Regression: a known question got the old persona."""
+    llm, days = Listener(), iter("ab")
+    inner = engine_over(llm, text_qa_template=chat_prompt(PERSONA))
+    engine = gated(inner, llm)
+    changed = engine if through else inner
+    old = copy.deepcopy(engine)
+    dated = chat_prompt("Today is {day}.", function_mappings={"day": lambda **given: next(days)})
+    for prompt, system in ((chat_prompt("Be kind."), "Be kind."), (dated, "Today is b.")):
+        changed.update_prompts({f"{through}response_synthesizer:text_qa_template": prompt})
+        call(engine, "query", KNOWN)
+        assert llm.asked == [("system", system), ("user", KNOWN)]
+    call(old, "query", KNOWN)
+    asked = old.direct._response_synthesizer._llm.asked
+    assert asked == [("system", PERSONA), ("user", KNOWN)]
+    engine.update_prompts({"direct:response_synthesizer:simple_template": PromptTemplate("Say {query_str}")})
+    call(engine, "query", KNOWN)
+    assert llm.asked == [("user", f"Say {KNOWN}")]
+
+
+def test_reading_prompts_copies_no_engine():
+    inner = engine_over(Listener(), text_qa_template=chat_prompt(PERSONA))
+    inner.index = threading.Lock()  # cannot be copied
+    engine = gated(inner, Listener())
+    engine.update_prompts(engine.get_prompts())
+    inner.update_prompts({"response_synthesizer:text_qa_template": chat_prompt("Be kind.")})
+    prompt = engine.get_prompts()["direct:response_synthesizer:simple_template"]
+    assert prompt.get_template() == "system: Be kind.\nuser: {query_str}\nassistant: "
+
+
+def test_a_prompt_that_cannot_be_filled_in_is_logged_once(caplog):
+    llm = Listener()
+    engine = gated(engine_over(llm, **TAKEN["a function that needs passages"][0]), llm)
+    for _ in range(2):
+        engine.query(KNOWN)
+    (record,) = caplog.records
+    assert "without the engine's prompt, which raised ZeroDivisionError" in record.getMessage()
+
+
 def test_they_are_asked_for_in_a_stream_and_of_a_completion_model_too():
     for chats, streaming in ((True, True), (False, False)):
         llm = Writer(chats=chats)
@@ -236,6 +279,8 @@ def test_prompts_are_changed_by_the_keys_that_they_are_read_by(call, wrap):
     for key in ("x", f"{next(iter(prompts))}_x", "nowhere:x"):
         with pytest.raises(ConfigurationError, match=key) as caught:
             engine.update_prompts({next(iter(prompts)): PromptTemplate("lost"), key: PromptTemplate("")})
+    with pytest.raises(ConfigurationError, match="str cannot be used as a prompt"):
+        engine.update_prompts({next(iter(prompts)): PromptTemplate("lost"), next(reversed(prompts)): "text"})
     assert "lost" not in {prompt.template for prompt in engine.get_prompts().values()}
     assert next(iter(prompts)) in caught.value.hint
 

@@ -4,10 +4,12 @@ import asyncio
 import functools
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import Response
+from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
 from llama_index.core.llms import LLMMetadata, MockLLM
 from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
@@ -27,7 +29,7 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.agents import GatedTool
-from tests.begun_answers import LOOK
+from tests.begun_answers import KNOWN, LOOK, TEXT, Reader
 from tests.llama_index_parts import (
     CLAIMS,
     Rag,
@@ -44,6 +46,8 @@ from tests.llama_index_parts import (
 from tests.scripted_proxy import ScriptedProxy
 
 QUESTION = "what is unknown?"
+HARD = "which quartet wrote Zorba?"
+ELSEWHERE = "is bread baked?"
 
 
 @pytest.fixture
@@ -194,6 +198,21 @@ def test_an_llm_that_is_named_and_one_that_is_found_by_the_same_name_are_one(cal
     assert len(decisions_in(events)) == 2
 
 
+@pytest.mark.model
+@both_ways
+def test_what_the_llm_wrote_is_not_overruled_by_the_question_alone(llm, call):
+    """Regression: the default gate of a part without drafts decided again."""
+    inner = GatedQueryEngine.from_defaults(over(GatedRetriever(Shelf())), llm=llm)
+    drafting = GatedQueryEngine.from_defaults(inner, llm=llm, tokens=8)
+    answering = GatedQueryEngine.from_defaults(
+        inner, llm=llm, answer_first=AnswerFirst(retrieve_below=0.0, answer_above=1.0)
+    )
+    for engine in (router(None, llm, inner), drafting, answering):
+        with hearing() as events:
+            call(engine, "query", "What is the unknown error E-42?")
+        assert [decision.draft is None for decision in decisions_in(events)] == [False]
+
+
 @both_ways
 def test_an_agents_tool_carries_its_decision_too(gate, llm, call):
     tool = QueryEngineTool.from_defaults(over(fusion(gate, llm)))
@@ -208,6 +227,65 @@ async def test_requests_side_by_side_keep_their_own_decisions(gate, llm):
     assert [r.metadata["rgate"]["question"] for r in responses] == questions
     assert len(gate.calls) == 40  # a question and its claims each
     assert drafted(llm) == 20
+
+
+def routed(engine, gate):
+    return router(gate, None, engine)
+
+
+def tool(engine, gate):
+    call_tool = GatedTool(QueryEngineTool.from_defaults(engine), gate)
+    return SimpleNamespace(query=call_tool.call, aquery=call_tool.acall)
+
+
+def own_arm(inner, gate, llm, **options):
+    direct = EmptyIndex().as_query_engine(llm=llm, streaming=True)
+    return GatedQueryEngine(inner, direct, gate, **options)
+
+
+@both_ways
+@pytest.mark.parametrize("around", [routed, tool])
+@pytest.mark.parametrize("make", [GatedQueryEngine.from_defaults, own_arm], ids=["of an LLM", "own arm"])
+@pytest.mark.parametrize(
+    ("p_known", "looks", "known"),
+    [
+        (0.2, False, [0.2]),  # clearly unknown
+        (0.4, False, [0.4, 0.9]),  # the LLM begins to answer
+        (0.4, True, [0.4, 0.9]),
+    ],
+)
+def test_the_decision_that_chose_an_engine_is_its_screening(llm, call, around, make, p_known, looks, known):
+    """Regression: the engine with answer first read the question again."""
+    screen, judge = Reader({HARD: p_known}), Reader()
+    engine = make(
+        over(Shelf()),
+        judge,
+        llm,
+        answer_first=AnswerFirst(question_gate=screen),
+        look_first=LOOK if looks else False,
+    )
+    for times in (1, 2):
+        with hearing() as events:
+            answer = call(around(engine, screen), "query", HARD)
+        assert (KNOWN in str(answer)) is (known[-1] > 0.5)
+        assert [decision.p_known for decision in decisions_in(events)] == known
+        assert screen.calls == [[HARD]] * times
+        assert judge.calls == [[HARD]] * times * (len(known) - 1)
+
+
+@both_ways
+@pytest.mark.parametrize("around", [routed, tool])
+def test_the_engine_that_a_decision_chose_looks_first(call, around):
+    """Regression: the option had no effect there."""
+    gate = Reader({ELSEWHERE: 0.3, TEXT: 0.3})
+    engine = GatedQueryEngine(over(Shelf()), Rag(answer="from memory"), gate, look_first=LOOK)
+    for question, retrieves in ((ELSEWHERE, False), (TEXT, True)):
+        with hearing() as events:
+            answer = call(around(engine, gate), "query", question)
+        assert (str(answer) == "from memory") is not retrieves
+        decided = [(decision.retrieve, decision.outcome) for decision in decisions_in(events)]
+        assert decided == [(True, None), (retrieves, "retrieve" if retrieves else "direct")]
+    assert gate.calls == [[ELSEWHERE], [TEXT]]
 
 
 AHEAD = {"look_first": True}

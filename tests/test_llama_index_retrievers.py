@@ -255,6 +255,11 @@ AS_LLM = r"str cannot be used as an LLM: .* load_gate\(llm_name="  # regression:
         (lambda gate: RetrievalGateSelector(gate, llm="gpt-4o"), AS_LLM),
         (lambda gate: GatedRetriever(Shelf(), gate, llm=""), AS_LLM),
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, draft_llm="gpt-4o"), AS_LLM),
+        # Regression: "'tuple' object has no attribute 'callback_manager'", as a postprocessor lists its fields.
+        (
+            lambda gate: GatedRetriever(Shelf(), gate, node_postprocessors=core.LongContextReorder()),
+            r"tuple cannot be used as a node postprocessor.*Pass a list",
+        ),
         # Regression: every question failed with "'int' object has no attribute 'get'".
         (
             lambda gate: GatedRetriever(Shelf(), gate, memory=5),

@@ -350,11 +350,17 @@ class BoundDecision:
         return self.decision.model_copy(update={"question": question, "draft": draft})
 
     def repeats(self, threshold: float | None, *gates: Decider) -> bool:
-        """Return whether one of these gates would decide the same again at this threshold.
+        """Return whether one of these gates would decide the same again at this threshold, or with less evidence.
 
         Args:
             threshold: The threshold; None ignores it.
             *gates: A gate without and with its adjustment to an LLM. The latter may be like a gate that the user
                 adjusted to that LLM by name.
         """
-        return threshold in (None, self.threshold) and any(gate.decides_like(self.gate) for gate in gates)
+        if threshold not in (None, self.threshold):
+            return False
+        if any(gate.decides_like(self.gate) for gate in gates):
+            return True
+        # A gate that has judged a draft has seen more than the gate that reads its questions.
+        question_gate = self.gate.question_gate() if isinstance(self.gate, Decider) else None
+        return question_gate is not None and any(gate.decides_like(question_gate) for gate in gates)

@@ -140,7 +140,7 @@ def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: Quer
     The draft is the one that came with the request, see `QueryDecider.inherited`, or else that of the decision by
     `QueryDecider.decide`. If that has none either, the only query is the question.
     """
-    inherited = part.decider.inherited(bundle)
+    inherited = part.decider.inherited(bundle, part.decider.draft_llm)
     if inherited is not None and inherited.decision.draft is not None:
         decision = inherited.decision
     else:

@@ -23,7 +23,7 @@ from llama_index_instrumentation import get_dispatcher
 
 from rgate_integrations.answering.drafting import attach_draft
 from rgate_integrations.decision import Decision, Draft, Request, valid_count, valid_threshold
-from rgate_integrations.engine.decider import BoundDecision, read_item
+from rgate_integrations.engine.decider import BoundDecision, Decider, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
@@ -48,6 +48,10 @@ _PARTS = {
     "query": ("a query engine", "Pass index.as_query_engine()."),
     "complete": ("an LLM", 'Pass an LLM, such as OpenAI("gpt-4o"), or its name to load_gate(llm_name=…).'),
     "format_messages": ("a prompt", 'Pass PromptTemplate("Answer in one sentence: {query_str}").'),
+    "postprocess_nodes": (
+        "a node postprocessor",
+        "Pass a list, such as [SimilarityPostprocessor(similarity_cutoff=0.7)].",
+    ),
     "aget": ("a memory", "Pass ChatMemoryBuffer.from_defaults(), the one that the chat engine has."),
     "__call__": ("a tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
 }
@@ -172,9 +176,10 @@ class QueryDecider:
         self.threshold: float | None = None
 
     def decide(self, bundle: QueryBundle) -> Flow[Decision]:
-        """Return the decision about a question, as `judge` does, and emit it."""
+        """Return the decision about a question, as `judge` does, and emit it unless it came with the request."""
         decision = yield from self.judge(bundle)
-        self.emit(decision, bundle)
+        if self.reusable(bundle) is None:  # otherwise it has been emitted
+            self.emit(decision)
         return decision
 
     def judge(self, bundle: QueryBundle) -> Flow[Decision]:
@@ -191,7 +196,7 @@ class QueryDecider:
         item = read_item(bundle.query_str, history=history, threshold=self.threshold)
         new_drafts: list[Draft] = []
         if self.drafter is not None and isinstance(item, Request):
-            inherited = self.inherited(bundle)
+            inherited = self.inherited(bundle, self.draft_llm)
             draft: Draft | Exception | None = None if inherited is None else inherited.decision.draft
             # A draft with the source "llm" that came with the request is already by this LLM.
             if not isinstance(draft, Draft) or draft.source != "llm":
@@ -201,27 +206,33 @@ class QueryDecider:
         (decision,) = yield from self.gate.flow([item])
         return decision.model_copy(update={"cost": sum(map(generation_cost, new_drafts), decision.cost)})
 
-    def emit(self, decision: Decision, bundle: QueryBundle) -> None:
-        """Emit a decision to LlamaIndex's listeners, unless it came with the request and so was emitted before."""
-        if self.reusable(bundle) is None:
-            _dispatcher.event(RetrievalGateEvent(decision=decision))
+    def emit(self, decision: Decision) -> None:
+        """Emit a decision to LlamaIndex's listeners."""
+        _dispatcher.event(RetrievalGateEvent(decision=decision))
 
-    def reusable(self, bundle: QueryBundle) -> Decision | None:
-        """Return the decision that came with the request if this decider would make the same one; otherwise None."""
-        inherited = self.inherited(bundle)
-        if inherited is None or not inherited.repeats(self.threshold, self.unadjusted, self.gate):
+    def reusable(self, bundle: QueryBundle, question_gate: Decider | None = None) -> Decision | None:
+        """Return the decision that came with the request if this decider would make the same one; otherwise None.
+
+        With ``question_gate``, which reads no draft: if that gate, adjusted to the drafting LLM, would.
+        """
+        bound = self.inherited(bundle, self.draft_llm if question_gate is None else None)
+        if bound is None or (question_gate is not None and bound.llm is not None):
             return None
-        return inherited.decision
+        gates = [self.unadjusted, self.gate]
+        if question_gate is not None:
+            gates = [question_gate]
+            bound = replace(bound, gate=bound.gate.for_llm(get_llm_name(self.draft_llm), LLM_NAME_SOURCE))
+        return bound.decision if bound.repeats(self.threshold, *gates) else None
 
-    def inherited(self, bundle: QueryBundle) -> QueryDecision | None:
+    def inherited(self, bundle: QueryBundle, llm: LLM | None) -> QueryDecision | None:
         """Return the decision that came with the request; None if there is none.
 
         A decision about another question does not count. Nor does one that this decider made, because that was for an
-        earlier request. If this decider has a drafting LLM, the decision must have been made with that LLM.
+        earlier request. Unless ``llm`` is None, the decision must have been made with the drafts of that LLM.
         """
         bound = read_bound(bundle)
         # Its own decision can only be from an earlier request with the same bundle.
-        if bound is None or bound.owner is self or not bound.concerns(bundle.query_str, self.draft_llm):
+        if bound is None or bound.owner is self or not bound.concerns(bundle.query_str, llm):
             return None
         return bound
 
@@ -291,13 +302,12 @@ class Gated(PromptMixin):
     def update_prompts(self, prompts_dict: PromptDictType) -> None:
         """Replace prompts, given by their keys in ``get_prompts``.
 
-        The direct arm keeps the system messages that it took from an engine's prompt: replace its own prompt, too.
-
         Raises:
-            ConfigurationError: ``get_prompts`` has no such key.
+            ConfigurationError: ``get_prompts`` has no such key, or a value is not a prompt.
         """
         known = self.get_prompts()
-        for key in prompts_dict:
+        for key, prompt in prompts_dict.items():
+            check_part(prompt, "format_messages")
             if key not in known:
                 raise ConfigurationError(
                     f"Unknown prompt key {key!r}.", hint=f"The keys are: {', '.join(known) or 'none'}."

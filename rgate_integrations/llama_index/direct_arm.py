@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from typing import Any, Self
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, SelectorPromptTemplate
 from llama_index.core.prompts.chat_prompts import TEXT_QA_SYSTEM_PROMPT
+from llama_index.core.prompts.default_prompts import DEFAULT_SIMPLE_INPUT_PROMPT
 from llama_index.core.response_synthesizers import BaseSynthesizer
+from pydantic import PrivateAttr
 
 from rgate_integrations.errors import ConfigurationError
 
@@ -49,18 +53,14 @@ def direct_engine(
     Args:
         query_engine: The RAG engine.
         llm: The LLM.
-        prompt: The prompt, with ``query_str``; when None, the system messages of the RAG engine's prompt, followed by
-            the question.
+        prompt: The prompt, with ``query_str``; a `DirectPrompt` when None.
         streaming: Whether the engine streams; with structured output it never does.
 
     Raises:
         ConfigurationError: The prompt does not contain the question.
     """
     if prompt is None:
-        system = _system_messages(query_engine, llm)
-        if system:
-            question = ChatMessage(role=MessageRole.USER, content="{query_str}")
-            prompt = ChatPromptTemplate(message_templates=[*system, question])
+        prompt = DirectPrompt(query_engine)
     elif not _shows_question(prompt, llm):
         raise ConfigurationError(
             "direct_prompt= has no {query_str}, so the LLM would not see the question.",
@@ -83,29 +83,61 @@ def _shows_question(prompt: BasePromptTemplate, llm: LLM) -> bool:
     return any(_MARK in (message.content or "") for message in messages)
 
 
-def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
-    """Return the system messages of an engine's prompt, except those with passages or the question.
+class DirectPrompt(SelectorPromptTemplate):
+    """The system messages of a RAG engine's prompt, as it is at each question, followed by the question.
 
-    LlamaIndex's default system message is left out, because it forbids the LLM to use its own knowledge. If the
-    prompt cannot be filled in, a warning is logged, and no messages are returned.
+    Args:
+        engine: The engine.
     """
-    synthesizer = find_synthesizer(engine)
-    prompts = {} if synthesizer is None else synthesizer.get_prompts()
-    template = next((prompts[name] for name in _PROMPTS if name in prompts), None)
-    if isinstance(template, SelectorPromptTemplate):
-        template = template.select(llm)
-    if template is None:
-        return []
-    try:
-        messages = template.format_messages(llm=llm, **_MARKS)
-    except Exception as error:  # the template may call the user's functions, which may need passages
-        _log.warning(
-            "Known questions are answered without the engine's prompt, which raised %s.", type(error).__name__
-        )
-        return []
-    system = []
-    for message in messages:
-        text = message.content or ""
-        if message.role == MessageRole.SYSTEM and _MARK not in text and text != TEXT_QA_SYSTEM_PROMPT.content:
-            system.append(message)
-    return system
+
+    _engine: BaseQueryEngine = PrivateAttr()
+    _failed: BasePromptTemplate | None = PrivateAttr(None)
+
+    def __init__(self, engine: BaseQueryEngine) -> None:
+        super().__init__(DEFAULT_SIMPLE_INPUT_PROMPT)
+        self._engine = engine
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Return a copy for the copy of the engine, if one is made, too; ``get_prompts`` copies prompts alone."""
+        return type(self)((memo or {}).get(id(self._engine), self._engine))
+
+    def select(self, llm: BaseLLM | None = None) -> BasePromptTemplate:
+        """Return the prompt for an LLM."""
+        system = self._system_messages(llm)
+        question = ChatMessage(role=MessageRole.USER, content="{query_str}")
+        return ChatPromptTemplate(message_templates=[*system, question]) if system else self.default_template
+
+    def _system_messages(self, llm: BaseLLM | None) -> list[ChatMessage]:
+        """Return the system messages of the engine's prompt, except those with passages or the question.
+
+        LlamaIndex's default system message is left out, because it forbids the LLM to use its own knowledge. If the
+        prompt cannot be filled in, a warning is logged once, and no messages are returned.
+        """
+        synthesizer = find_synthesizer(self._engine)
+        # The public method copies every prompt.
+        prompts = {} if synthesizer is None else synthesizer._get_prompts()  # noqa: SLF001
+        template = next((prompts[name] for name in _PROMPTS if name in prompts), None)
+        if isinstance(template, SelectorPromptTemplate):
+            template = template.select(llm)
+        if template is None:
+            return []
+        try:
+            messages = template.format_messages(llm=llm, **_MARKS)
+        except Exception as error:  # the template may call the user's functions, which may need passages
+            if template is not self._failed:
+                self._failed = template
+                _log.warning(
+                    "Known questions are answered without the engine's prompt, which raised %s.",
+                    type(error).__name__,
+                )
+            return []
+        system = []
+        for message in messages:
+            text = message.content or ""
+            if (
+                message.role == MessageRole.SYSTEM
+                and _MARK not in text
+                and text != TEXT_QA_SYSTEM_PROMPT.content
+            ):
+                system.append(message)
+        return system

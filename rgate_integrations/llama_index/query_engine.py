@@ -257,23 +257,34 @@ def _llm_of_settings() -> LLM:
 
 
 class EngineCall(QuestionCall):
-    """Routes one question to an arm of the engine; a decision that came with the request is reused unchanged.
+    """Routes one question to an arm of the engine.
 
     Args:
         engine: The gated engine.
         bundle: The question.
+
+    Attributes:
+        made: The decision that came with the request, from which the engine's strategy goes on; None without one.
     """
 
     def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
-        # If the decision is made, no search ahead either: the component that made it had its own strategy.
-        strategy = engine.strategy if engine.decider.reusable(bundle) is None else Strategy()
-        super().__init__(strategy, read_item(bundle.query_str, threshold=engine.decider.threshold))
+        strategy, decider = engine.strategy, engine.decider
+        self.made = decider.reusable(bundle)
+        if self.made is None and strategy.question_gate is not None:
+            self.made = decider.reusable(bundle, strategy.question_gate)
+        if self.made is not None and self.made.draft is not None:  # the LLM's words have been judged
+            strategy = replace(strategy, answer_first=None)
+        super().__init__(strategy, read_item(bundle.query_str, threshold=decider.threshold))
         self.engine = engine
         self.bundle = bundle
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Return the decision that came with the request, or else a new one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
+
+    def screen(self) -> Flow[Sequence[Decision | Exception]]:
+        """Return the question gate's decision, which may have come with the request."""
+        return (yield from super().screen()) if self.made is None else [self.made]
 
     def begin(self, item: RoutedInput) -> EngineAnswer:
         """Return the direct engine's answer, which starts when its first token is requested."""
@@ -282,7 +293,11 @@ class EngineCall(QuestionCall):
     def emit(self, item: RoutedInput, decision: Decision) -> Flow[None]:
         """Emit a decision to LlamaIndex's listeners, unless it came with the request."""
         yield from ()
-        self.engine.decider.emit(decision, self.bundle)
+        # Answer first may have added only how long its steps took.
+        if self.made != decision.model_copy(
+            update={"partial_answer": self.made and self.made.partial_answer}
+        ):
+            self.engine.decider.emit(decision)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Gather:
         """Return the step in which the engine retrieves; its result is one list of nodes per input."""

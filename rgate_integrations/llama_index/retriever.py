@@ -193,6 +193,7 @@ class GatedRetriever(Gated, FlowRetriever):
         self.node_postprocessors = list(node_postprocessors or [])
         super().__init__(callback_manager=retriever.callback_manager)
         for postprocessor in self.node_postprocessors:
+            check_part(postprocessor, "postprocess_nodes")
             postprocessor.callback_manager = self.callback_manager  # as LlamaIndex's engines do
 
     # LlamaIndex's own two methods emit a retrieval event before the decision. Here the guarded retriever emits it,
