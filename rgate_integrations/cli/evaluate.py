@@ -235,8 +235,9 @@ def calibrate(
     from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
+    from rgate_integrations.tuning.calibration import DEFAULT_POLICY
 
-    policy = make_policy(max_loss, budget)
+    policy = make_policy(max_loss, budget) or DEFAULT_POLICY
     check_output(out, *data, gate, proxy, files=(CONFIG,))
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)
