@@ -249,6 +249,15 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
         assert opened.call_count == times
 
 
+def test_ask_loads_its_llm_before_the_first_question(monkeypatch, scripted):
+    """Regression: the first answer took 12 s instead of 8, because loading counted."""
+    monkeypatch.setattr("rgate_integrations.models.download.resolve_model", lambda name: name)
+    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *given: scripted)
+    monkeypatch.setattr(scripted, "truncate", lambda *given: scripted.calls.append("load"))
+    assert rgate("ask", "--gate", "constant:never", "who is Bo?").exit_code == 0
+    assert scripted.calls == ["load", "generate"]
+
+
 def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_path):
     (tmp_path / "q.jsonl").write_text('{"question": "who?"}\n')
     done = rgate("collect", "--questions", tmp_path / "q.jsonl", "--out", tmp_path / "out.jsonl")

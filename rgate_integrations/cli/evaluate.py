@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,7 +103,7 @@ def collect(
     say(
         f"{n} of {len(to_ask)} questions are answered, in {out}. "
         f"{'' if n == len(to_ask) else 'Run the command again to repeat the failed calls. '}"
-        f"Next: rgate {'train --out GATE' if closed_book else 'evaluate'} --data {out}"
+        f"Next: rgate {'train --out GATE' if closed_book else 'evaluate'} --data {shlex.quote(str(out))}"
     )
 
 

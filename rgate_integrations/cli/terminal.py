@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -150,7 +151,8 @@ def say_saved(folder: Path) -> None:
     """Print how to use a saved gate."""
     from rgate_integrations.gates.registry import gate_argument
 
-    say(f'Saved. Use it as load_gate("{gate_argument(folder)}") or --gate {gate_argument(folder)}.')
+    name = gate_argument(folder)
+    say(f'Saved. Use it as load_gate("{name}") or --gate {shlex.quote(name)}.')
 
 
 def say_error(error: RGateError | OSError) -> None:
