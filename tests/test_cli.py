@@ -1,11 +1,12 @@
 """The command line, as a user runs it; what needs a model runs in this process, which has it loaded already."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import typer
@@ -17,7 +18,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, Index
 from rgate_integrations.gates import remote
 from rgate_integrations.models.catalog import CATALOGUE, READER
 from rgate_integrations.runtime.files import write_folder
-from tests.commands import rgate
+from tests.commands import printed, rgate
 from tests.scripted_upstream import Shelf
 
 NEVER = ("decide", "--gate", "constant:never")
@@ -247,6 +248,28 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
     for gate, times in (("constant:never", 0), ("constant:always", 1)):
         assert rgate("ask", "--gate", gate, "who is Bo?", "what is Bo?").exit_code == 0
         assert opened.call_count == times
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no names for pipes")
+def test_an_index_of_a_corpus_that_comes_through_a_pipe_is_not_empty(tmp_path, monkeypatch):
+    """Regression: the corpus was read twice, so an index of no passages replaced an earlier one, without an error."""
+    build = MagicMock()
+    monkeypatch.setattr("rgate_integrations.index.PassageIndex.build", build)
+    end, start = os.pipe()
+    with os.fdopen(end), os.fdopen(start, "w") as corpus:
+        corpus.write(ZORBLAT)
+        corpus.close()
+        printed("index", "build", "--corpus", f"/dev/fd/{end}", "--out", tmp_path / "index")
+    assert [passage.id for passage in build.call_args.args[0]] == ["1", "2"]
+
+
+def test_ask_loads_its_llm_before_the_first_question(monkeypatch, scripted):
+    """Regression: the first answer took 12 s instead of 8, because loading counted."""
+    monkeypatch.setattr("rgate_integrations.models.download.resolve_model", lambda name: name)
+    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *given: scripted)
+    monkeypatch.setattr(scripted, "truncate", lambda *given: scripted.calls.append("load"))
+    assert rgate("ask", "--gate", "constant:never", "who is Bo?").exit_code == 0
+    assert scripted.calls == ["load", "generate"]
 
 
 def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_path):

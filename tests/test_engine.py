@@ -1,9 +1,11 @@
 """The engine: nothing that a caller gives can stop it, and whatever fails retrieves."""
 
+import gc
 import math
 import pickle
 import shutil
 import threading
+import weakref
 from dataclasses import FrozenInstanceError, dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -191,6 +193,18 @@ def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripte
         first = call(gate, HAMLET)
     assert (first.retrieve, first.error.message) == (True, "can't start new thread")
     assert call(gate, HAMLET).error is None
+
+
+def test_an_engine_that_is_dropped_is_gone_at_once(scripted):
+    """Regression: its queue referred back to it, so it and its model lived until a full garbage collection."""
+    gate = load_gate("ik", proxy=scripted)
+    dropped = weakref.ref(gate)
+    gc.disable()
+    try:
+        del gate
+        assert dropped() is None
+    finally:
+        gc.enable()
 
 
 of_weights = partial(ScriptedProxy, None)

@@ -165,6 +165,9 @@ def test_what_is_found_and_cannot_be_judged(lines, monkeypatch):
             "404 for http://s/?q=… … …",
         ),
         ("file who_wrote_hamlet2.json", "Who wrote Hamlet", "file who_…_…2.json"),
+        ("out of 12 GB, 1 is free", "what costs about 1 or 120 GBP?", "out of 12 GB, … is free"),
+        (r"no file C:\Users\anna\gate", "", r"no file C:\Users\anna\gate"),  # three letters were lost
+        (r"\U0001f600\nHamlet\n", "Hamlet", "…"),
     ],
 )
 def test_a_message_is_one_line_without_the_words_of_private_texts(message, private, logged):

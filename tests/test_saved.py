@@ -131,7 +131,8 @@ def test_weights_that_are_no_tensors_are_refused(tmp_path, weights, why):
     ("name", "error", "why"),
     [
         ("{folder}", ModelLoadError, r"is not a trained gate.*permission to read it"),
-        ("nobody/no-such-gate", ModelLoadError, "from the Hub"),
+        # Only the Hub was named, and the network was to blame.
+        ("my-gate/answer-first", ModelLoadError, "no local folder 'my-gate/answer-first' .* from the Hub"),
         ("heads:{folder}/g", ModelLoadError, "method 'probe', so it cannot be loaded as 'heads'"),
         # The hint says how a folder that is called like a gate is written.
         ("tuned", ConfigurationError, r"artifact.* Hint: .*'\./tuned'"),

@@ -92,3 +92,13 @@ def test_the_gates_of_a_tuned_folder_belong_together(pair):
 def test_a_tuned_gate_without_its_other_half_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot judge a partial answer"):
         RetrievalGate(tuned(tmp_path / "mine")).route(retrieve=str, direct=str, answer_first=AnswerFirst())
+
+
+def test_the_name_of_another_llm_changes_nothing_and_is_told_once(pair, caplog):
+    """Regression: nothing said so."""
+    calibrated = load_gate("calibrated", inner=load_gate(pair)).gate
+    for gate in (pair, load_gate(pair).gate, calibrated, calibrated):
+        assert load_gate(gate, llm_name="other-llm").gate == load_gate(gate).gate
+    load_gate(pair).for_llm("found-llm", "the chat model")
+    warning = "llm_name='other-llm' has no effect: the gate '{}' judges the LLM that it was made for."
+    assert caplog.messages == [warning.format("tuned"), warning.format("calibrated")]

@@ -16,6 +16,7 @@ from rgate_integrations.errors import (
     DataFormatError,
     EvidenceError,
     MissingDependencyError,
+    ModelLoadError,
 )
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
@@ -29,6 +30,7 @@ from rgate_integrations.tuning.questions import Question
 from rgate_integrations.tuning.report import mean_tokens
 from rgate_integrations.tuning.training import TrainingOptions
 from tests.commands import printed
+from tests.saved_gates import change
 from tests.tuning_parts import (
     Direct,
     N,
@@ -162,6 +164,19 @@ def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
         assert "like the traffic at calibration" in output
         rate, expected = (float(each) for each in re.findall(r"([0-9.]+)%", output)[:2])
         assert rate == pytest.approx(expected, abs=2)
+
+
+def test_a_gate_that_is_updated_keeps_its_policy_unless_another_is_given(tmp_path, prior):
+    """Regression: without the option, the default took its place, and said so only when all was done."""
+    policies = []
+    for given in (None, Budget(0.9), None):
+        found = tuned(tmp_path, prior, options={"policy": given}, update=True)
+        policies.append(load_gate(str(found.folder)).gate.trained.provenance["policy"])
+    default, kept = ({"name": each.name, **vars(each)} for each in (MaxLoss(0.02), Budget(0.9)))
+    assert policies == [default, kept, kept]
+    change(found.folder, provenance={"policy": {"rate": "a lot"}})
+    with pytest.raises(ModelLoadError, match=r"cannot be read: .*rate"):
+        tuned(tmp_path, prior, direct=pytest.fail, update=True)
 
 
 @pytest.mark.parametrize(("update", "why"), [(False, "exists"), (True, "not a tuned gate")])

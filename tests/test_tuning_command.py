@@ -18,7 +18,7 @@ def command(tmp_path, fake, monkeypatch):
     monkeypatch.setattr("rgate_integrations.cli.tune._find_embedder", lambda: None)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: Reader())
     log = write(tmp_path / "log.jsonl", *questions())
-    fixed = ["tune", "--questions", log, "--init-from", shipped(tmp_path), "--out", tmp_path / "my-gate"]
+    fixed = ["tune", "--questions", log, "--init-from", shipped(tmp_path), "--out", tmp_path / "my gate"]
 
     def run(reply, *options, index=("--index", "passages")):
         return rgate(*fixed, *index, "--llm", fake(reply).url, *options)
@@ -35,6 +35,8 @@ def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, 
     assert ": 50 direct, 50 retrieve, 100 sample." in done.output
     assert "share of right answers among up to 2 samples per question" in done.output
     assert "question alone: Retrieves for at most 90%" in done.output
+    # Regression: the command that is shown did not work for this folder.
+    assert f"or --gate '{tmp_path}/my gate'." in done.output.replace("\n", " ")
     # The server says that each prompt has 7 tokens, and each answer is one token.
     assert "instead of 7 and 1 with retrieval for every question." in done.output
     assert [key for _, _, key in Fake.seen] == ["Bearer sk-from-outside"] * 200
@@ -72,7 +74,7 @@ def test_a_judge_that_cannot_be_asked_ends_the_run_and_the_answers_are_kept(comm
     done = command(refuses, "--model", "m", "--judge", f"big@{fake(refuses).url}", "--yes")
     assert "refused the key" in str(done.exception)
     assert sum("Answer to judge" in str(body) for _, body, _ in Fake.seen) == 1
-    assert (tmp_path / "my-gate.answers.jsonl").read_text().count('"draft"') == 2 * N
+    assert (tmp_path / "my gate.answers.jsonl").read_text().count('"draft"') == 2 * N
 
 
 def test_a_judge_that_never_says_yes_or_no_is_named(command, fake):
@@ -119,11 +121,12 @@ def test_collecting_says_how_many_questions_are_answered_and_how_to_get_the_othe
     said = []
     for reply in (breaks, by_number):
         server = ["--llm", fake(reply).url, "--model", "m"]
-        said.append(printed(*fixed, *server, "--out", tmp_path / "o.jsonl").replace("\n", " "))
+        said.append(printed(*fixed, *server, "--out", tmp_path / "o 1.jsonl").replace("\n", " "))
     first, second = said
     assert "19 of 20 questions are answered" in first
     assert "Run the command again to repeat the failed calls." in first
     assert "20 of 20 questions are answered" in second
+    assert f"--data '{tmp_path}/o 1.jsonl'" in second
     assert "Run" not in second
 
 

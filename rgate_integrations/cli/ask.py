@@ -121,8 +121,9 @@ def ask(
     open_once = cache(partial(open_index, index))
     if index is not None:
         open_once()
-    # Loads the models, so that loading does not count as the first question's time.
+    # Load the models, so that loading does not count as the first question's time.
     loaded.decide(WARM_UP)
+    answering.truncate(WARM_UP, 1)
     failed = False
     for question in _read_questions(questions):
         decision = _answer(question, loaded, answering, open_once, k, threshold)

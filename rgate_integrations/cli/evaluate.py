@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,7 +103,7 @@ def collect(
     say(
         f"{n} of {len(to_ask)} questions are answered, in {out}. "
         f"{'' if n == len(to_ask) else 'Run the command again to repeat the failed calls. '}"
-        f"Next: rgate {'train --out GATE' if closed_book else 'evaluate'} --data {out}"
+        f"Next: rgate {'train --out GATE' if closed_book else 'evaluate'} --data {shlex.quote(str(out))}"
     )
 
 
@@ -235,8 +236,9 @@ def calibrate(
     from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
+    from rgate_integrations.tuning.calibration import DEFAULT_POLICY
 
-    policy = make_policy(max_loss, budget)
+    policy = make_policy(max_loss, budget) or DEFAULT_POLICY
     check_output(out, *data, gate, proxy, files=(CONFIG,))
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)

@@ -36,17 +36,17 @@ def build(
     from rgate_integrations.runtime.files import check_output
 
     check_output(out, files=(FILE,))
-    total = sum(1 for _ in read_passages(corpus))
-    if not total:
+    passages = list(read_passages(corpus))  # once, because a pipe cannot be read again
+    if not passages:
         raise DataFormatError(
             f"The corpus {str(corpus)!r} has no passages.",
             hint='Add one per line: {"id": "1", "title": "…", "text": "…"}.',
         )
     with progress_bar("embedding", stopped=NOT_WRITTEN) as report:
         index = PassageIndex.build(
-            read_passages(corpus),
+            passages,
             SentenceEmbedder(embedder),
-            report=partial(report, "embedding", total=total),
+            report=partial(report, "embedding", total=len(passages)),
         )
     index.save(out)
     say(f"{len(index):,} passages in {out}", err=True)

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,10 +84,8 @@ BudgetOption = Annotated[
 ]
 
 
-def make_policy(max_loss: float | None, budget: float | None) -> Policy:
-    """Return the policy that chooses a threshold, from the options ``--max-loss`` and ``--budget``.
-
-    If neither is set, it is ``MaxLoss(0.02)``.
+def make_policy(max_loss: float | None, budget: float | None) -> Policy | None:
+    """Return the policy that chooses a threshold, from ``--max-loss`` and ``--budget``; None if neither is set.
 
     Raises:
         ConfigurationError: Both options are set, or one is out of range.
@@ -94,7 +93,7 @@ def make_policy(max_loss: float | None, budget: float | None) -> Policy:
     from rgate_integrations.tuning import Budget, MaxLoss
 
     if budget is None:
-        return MaxLoss(0.02 if max_loss is None else max_loss)
+        return None if max_loss is None else MaxLoss(max_loss)
     if max_loss is not None:
         raise ConfigurationError("--max-loss and --budget cannot be combined.", hint="Omit one of them.")
     return Budget(budget)
@@ -152,7 +151,8 @@ def say_saved(folder: Path) -> None:
     """Print how to use a saved gate."""
     from rgate_integrations.gates.registry import gate_argument
 
-    say(f'Saved. Use it as load_gate("{gate_argument(folder)}") or --gate {gate_argument(folder)}.')
+    name = gate_argument(folder)
+    say(f'Saved. Use it as load_gate("{name}") or --gate {shlex.quote(name)}.')
 
 
 def say_error(error: RGateError | OSError) -> None:

@@ -60,6 +60,13 @@ Labelling = Annotated[
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="Number of concurrent LLM calls.")]
 MaxQuestions = Annotated[int | None, typer.Option(min=1, help="Ask only this many, drawn at random.")]
+Update = Annotated[
+    bool,
+    typer.Option(
+        "--update",
+        help="Add these questions to those of the gate in --out, and by default keep its --max-loss or --budget.",
+    ),
+]
 SelfLabel = Annotated[
     bool, typer.Option("--self-label", help="Label the --proxy model's own answers, by gold_answers.")
 ]
@@ -89,9 +96,7 @@ def tune(
     think: Think = "as-is",
     thinking_tokens: ThinkingTokens = 2048,
     extra_body: ExtraBody = "{}",
-    update: Annotated[
-        bool, typer.Option("--update", help="Add these questions to those of the gate in --out.")
-    ] = False,
+    update: Update = False,
     yes: Annotated[bool, typer.Option("--yes", help="Call the LLM without confirmation.")] = False,
     init_from: Annotated[str, typer.Option(help="Gate that the new one corrects.")] = DEFAULT_GATE,
     corpus: CorpusFolders = None,

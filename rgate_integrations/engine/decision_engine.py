@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, Unpack, get_args
+from weakref import WeakMethod
 
 from rgate_integrations.decision import Decision, Request, valid_choice, valid_timeout
 from rgate_integrations.engine.batching import Batcher, await_results, wait_results
@@ -81,8 +82,13 @@ class DecisionEngine(Decider):
         size = _LOCAL_BATCH
         if llm is not None or isinstance(proxy, Proxy):  # servers take larger batches
             size = getattr(proxy, "max_batch_size", _MAX_BATCH)
-        # One queue per engine: all callers of a gate share its batches.
-        self._batcher: Batcher[Request, Decision | Exception] = Batcher(self._decide, max_size=size)
+        # Weak: a reference back would keep a dropped engine and its model until a full garbage collection.
+        decide = WeakMethod(self._decide)
+        # One queue per engine: all callers of a gate share its batches. While they wait, they hold the engine.
+        self._batcher: Batcher[Request, Decision | Exception] = Batcher(
+            lambda requests: decide()(requests),  # type: ignore[misc]
+            max_size=size,
+        )
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"

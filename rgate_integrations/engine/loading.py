@@ -80,7 +80,7 @@ def load_gate(
         timeout: Maximum time of a call in seconds. A question without a decision by then is a failure, see
             ``on_error``. None waits forever.
         llm_name: The LLM whose knowledge the gate judges: a name, or a folder made by ``rgate ability``. Overrides a
-            name detected from ``llm``. A tuned or calibrated gate ignores both.
+            name detected from ``llm``. A tuned or calibrated gate ignores both; for ``llm_name``, it logs a warning.
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
         never: Rules for what never retrieves.

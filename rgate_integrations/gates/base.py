@@ -7,9 +7,11 @@ A new gate is one class: parameters, `Gate.specs` and `Gate.score`. The engine d
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import PlainSerializer, ValidationError
@@ -22,6 +24,8 @@ from rgate_integrations.models.base import Proxy
 
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
 
+# Bounded, because clients of a server may send any name.
+warn_once = lru_cache(maxsize=256)(logging.getLogger("rgate_integrations").warning)
 _ROUNDING = 1e-6  # how far rounding may move a score out of [0, 1]
 
 
@@ -232,7 +236,8 @@ class Gate(Frozen, Options, ABC):
     def for_llm(self, name: str, name_source: str = "") -> Self:
         """Return a copy adjusted to an LLM, or the gate itself if that changes nothing.
 
-        A gate that was fitted to an LLM's answers always judges that LLM, whatever the name.
+        A gate that was fitted to an LLM's answers always judges that LLM, whatever the name. If the user gave the
+        name, a warning is logged.
 
         Args:
             name: Name of the LLM, or folder of its measured ability.
@@ -243,6 +248,10 @@ class Gate(Frozen, Options, ABC):
             ConfigurationError: The name is a path that does not exist.
             ModelLoadError: The measured ability cannot be read.
         """
+        if self.judges_llm and name and not name_source:
+            warn_once(
+                f"llm_name={name!r} has no effect: the gate {self.name!r} judges the LLM that it was made for."
+            )
         return self
 
     def config(self) -> dict[str, Any]:

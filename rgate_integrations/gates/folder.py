@@ -282,8 +282,9 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the Hub client raises errors from several libraries
         raise ModelLoadError(
-            f"The gate {name!r} could not be fetched from the Hub: {first_line(error)}",
-            hint="Check the name and the network, or give a local folder.",
+            f"There is no local folder {name!r} with a {CONFIG}, and no such gate could be fetched from the Hub: "
+            f"{first_line(error)}",
+            hint="For a folder, check the path; for a Hub id, the name and the network.",
         ) from error
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,7 +11,15 @@ from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, resolve_ability
 from rgate_integrations.gates.artifacts import HeadsArtifact, p_answered
-from rgate_integrations.gates.base import USER_SOURCES, Gate, GateInfo, NamedLLMGate, Score, Specs
+from rgate_integrations.gates.base import (
+    USER_SOURCES,
+    Gate,
+    GateInfo,
+    NamedLLMGate,
+    Score,
+    Specs,
+    warn_once,
+)
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.gates.probability import sigmoids
@@ -22,8 +28,6 @@ from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
 
-# Bounded, because clients of a server may send any name.
-_warn_once = lru_cache(maxsize=256)(logging.getLogger("rgate_integrations").warning)
 _MAX_SHOWN = 80  # characters of a segment in a reason
 # In a request with more questions, the heads may miss the one that needs a search, so it retrieves.
 _MAX_QUESTIONS = 8
@@ -97,7 +101,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             # Only the user may name a folder: a detected name may come from anyone.
             ability, warning = resolve_ability(name, folders=not values.get("llm_name_source"))
             if warning:
-                _warn_once(warning)
+                warn_once(warning)
         if ability == resolve_ability("")[0]:
             ability = None
         return {**values, "ability": ability, "llm_name": name or getattr(ability, "llm", "")}

@@ -84,8 +84,9 @@ def load_tokenizer(name: str) -> Any:
 @contextmanager
 def load_errors(
     what: str,
-    hint: str = "Check the network and the free memory. Use a name from `rgate download`, or a folder or Hub id of a "
-    "causal language model that needs no code of its own: such code is never run.",
+    hint: str = "Check the name (if it is a folder, its path), the network and the free memory. Use a name from "
+    "`rgate download`, or a folder or Hub id of a causal language model that needs no code of its own: such code is "
+    "never run.",
 ) -> Iterator[None]:
     """Convert errors of transformers inside the ``with`` block to a `ModelLoadError` about ``what``."""
     try:

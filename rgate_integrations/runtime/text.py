@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Sequence
+from functools import cache
 from urllib.parse import unquote
 
 from rgate_integrations.errors import NoAnswerError
@@ -20,10 +21,11 @@ _MAX_LOGGED = 300  # characters
 _MAX_WORD = 32  # characters; a longer word may be an API key
 _SAY_NOTHING = re.compile(
     "an?|the|and|or|not?|of|in|on|at|to|for|from|with|by|as|is|are|was|be|its?|this|that|what|which|who|how"
-    "|do(?:es)?|did|can|must|one"
+    "|do(?:es)?|did|can|could|must|has|have|one|all|if|but|out|up|per|than|when|where|why|after|before|s"
 )
 """Words that reveal nothing about a private text, and that log messages need."""
-_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
+# Not every letter after a backslash: it may begin the name of a folder.
+_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|[bfnrt\W_])")
 _WORD = re.compile(r"\w+")
 _PART = re.compile(r"[^\W\d_]+|\d+")  # the parts of a word: "who_wrote_hamlet" has three
 _JSON_ESCAPE = re.compile(
@@ -74,15 +76,21 @@ def redact(message: object, *private: object) -> str:
         "cannot parse 'Who … …?' ERROR forged"
     """
     text = " ".join(map(str, private)).casefold()
-    words = {word for word in _PART.findall(text) if not _SAY_NOTHING.fullmatch(word)}
+
+    @cache
+    def is_private(part: str) -> bool:
+        if _SAY_NOTHING.fullmatch(part):
+            return False
+        if len(part) > 2:  # also inside a longer word, which the library may have cut
+            return part in text
+        same = r"\d" if part.isdecimal() else r"[^\W\d_]"
+        return re.search(rf"{part}(?!{same})(?<!{same}{part})", text) is not None
 
     def mask(word: re.Match[str]) -> str:
         return "…" if len(word.group()) > _MAX_WORD else _PART.sub(mask_part, word.group())
 
-    def mask_part(match: re.Match[str]) -> str:
-        part = match.group().casefold()
-        is_cut = len(part) > 2 and part in text and not _SAY_NOTHING.fullmatch(part)
-        return "…" if is_cut or part in words else match.group()
+    def mask_part(part: re.Match[str]) -> str:
+        return "…" if is_private(part.group().casefold()) else part.group()
 
     # Truncate last, because half of a private word would not be recognised.
     plain = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _MAX_LOGGED]))  # HTTP errors quote URLs

@@ -223,6 +223,7 @@ def _check_fractions(**values: float) -> None:
 
 Policy: TypeAlias = Budget | MaxLoss
 """A way to choose a threshold from P(known) and the correctness of both arms, each of shape (n,)."""
+DEFAULT_POLICY = MaxLoss(0.02)
 
 
 def upper_bound(successes: int, n: int, confidence: float) -> float:

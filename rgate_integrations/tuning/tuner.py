@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from rgate_integrations.decision import valid_choice, valid_count
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import DEFAULT_GATE, Corpus, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
-from rgate_integrations.gates.folder import CARD, CONFIG, read_gate, read_prior, tuned_files
+from rgate_integrations.gates.folder import CARD, CONFIG, read_gate, read_prior, tuned_files, unreadable
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.files import check_output, expand, find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
-from rgate_integrations.tuning.calibration import LEAST, MaxLoss, Policy
+from rgate_integrations.tuning.calibration import DEFAULT_POLICY, LEAST, Policy
 from rgate_integrations.tuning.collection import (
     Answers,
     ArmName,
@@ -48,7 +49,8 @@ class TuneOptions:
     """Options of `tune`.
 
     Attributes:
-        policy: Chooses the threshold: `MaxLoss` or `Budget`.
+        policy: Chooses the threshold: `MaxLoss` or `Budget`. When None, the policy of the gate that is updated, or
+            ``MaxLoss(0.02)`` for a new gate.
         labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
         judge: Model that judges answers against gold ones; ``labels="judge"`` needs one, ``"auto"`` uses it if given.
         max_questions: Maximum number of questions to ask, drawn at random, at least 1; all when None.
@@ -70,7 +72,7 @@ class TuneOptions:
             `MaxLoss` nor `Budget`.
     """
 
-    policy: Policy = MaxLoss(0.02)  # noqa: RUF009  it is frozen
+    policy: Policy | None = None
     labels: LabelKind = "auto"
     judge: LanguageModel | None = None
     max_questions: int | None = None
@@ -87,7 +89,7 @@ class TuneOptions:
         valid_choice(self.labels, "labels", get_args(LabelKind))
         if self.labels == "judge" and self.judge is None:
             raise ConfigurationError('labels="judge" needs a judge.', hint="Pass judge= (--judge).")
-        if not isinstance(self.policy, Policy):
+        if not isinstance(self.policy, Policy | None):
             raise ConfigurationError(
                 f"policy= must be MaxLoss(…) or Budget(…), not {self.policy!r}.", hint="Use MaxLoss(0.02)."
             )
@@ -177,7 +179,7 @@ def tune(
     gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
     require_states(gate.get_proxy())
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
-    _check_replaceable(folder, update, questions)
+    policy = _check_replaceable(folder, update, questions)
     arms: dict[ArmName, Arm] = {"direct": as_arm(direct, "direct"), "retrieve": as_arm(retrieve, "retrieve")}
     arms |= sampling_arms(arms["direct"], options.num_samples)
     to_ask = read_questions(questions)
@@ -189,7 +191,7 @@ def tune(
         if before is not None:
             before(len(to_ask), answers.count_missing(to_ask))
         failed = answers.ask(to_ask, concurrency=options.concurrency, progress=progress)
-        return _fit_and_write(answers, gate, folder, failed, options, progress)
+        return _fit_and_write(answers, gate, folder, failed, options.policy or policy, options, progress)
 
 
 def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
@@ -211,8 +213,8 @@ def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
         )
 
 
-def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None:
-    """Check, before any LLM call, that the gate can be written.
+def _check_replaceable(folder: Path, update: bool, questions: Questions) -> Policy:
+    """Check, before any LLM call, that the gate can be written; return the earlier gate's policy, or the default.
 
     Raises:
         ConfigurationError: The file ``questions`` is inside the folder; or the folder exists, and ``update`` is false
@@ -227,10 +229,17 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> None
             hint="If it is a tuned gate, add questions to it with update=True (--update). Otherwise, choose another "
             "folder.",
         )
-    if existing.exists() and not ((existing / CONFIG).is_file() and read_gate(folder).method == "tuned"):
+    if not existing.exists():
+        return DEFAULT_POLICY
+    earlier = read_gate(folder) if (existing / CONFIG).is_file() else None
+    if earlier is None or earlier.method != "tuned":
         raise ConfigurationError(
             f"{str(folder)!r} is not a tuned gate, so it cannot be updated.", hint="Choose another folder."
         )
+    try:
+        return TypeAdapter(Policy).validate_python(earlier.provenance.get("policy"))
+    except ValidationError as error:
+        raise unreadable(folder, error) from error
 
 
 def _fit_and_write(
@@ -238,6 +247,7 @@ def _fit_and_write(
     gate: DecisionEngine,
     folder: Path,
     failed: int,
+    policy: Policy,
     options: TuneOptions,
     progress: Progress,
 ) -> TuneResult:
@@ -257,7 +267,7 @@ def _fit_and_write(
     facts: dict[str, Any] = {"prior": options.init_from, "failed": failed}
     if labels.kind == "judge":
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
-    fit = partial(fit_gate, labels, readings, options.policy, seed=options.seed, facts=facts, llm=llm)
+    fit = partial(fit_gate, labels, readings, policy, seed=options.seed, facts=facts, llm=llm)
     progress("fitting", 0, 2)
     question = fit()
     progress("fitting", 1, 2)
