@@ -130,12 +130,12 @@ def test_a_gate_is_tuned_on_answers_and_none_is_made_of_thoughts(ask, command, p
     if thinks:
         done = ask(run, server, "--yes", "--thinking-tokens", 20)
         assert "3 answers were cut off while the LLM was still thinking" in str(done.exception)
-        assert not (tmp_path / "my-gate").exists()
+        assert not (tmp_path / "my gate").exists()
     done = ask(run, server, "--yes")
     assert f"{N} questions with a label (gold), 0 without." in done.output
     assert ("thinks before it answers" in done.output) == bool(thinks)
-    assert (", thinking first (" in read_gate(tmp_path / "my-gate").llm) == bool(thinks)
-    drafts = [json.loads(line) for line in (tmp_path / "my-gate.answers.jsonl").read_text().splitlines()]
+    assert (", thinking first (" in read_gate(tmp_path / "my gate").llm) == bool(thinks)
+    drafts = [json.loads(line) for line in (tmp_path / "my gate.answers.jsonl").read_text().splitlines()]
     answers = {line["question"]: line["draft"]["text"] for line in drafts if "draft" in line}
     assert answers == {question: says_what_it_knows(question).text for question in answers}
 

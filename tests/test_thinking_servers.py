@@ -294,7 +294,7 @@ def test_a_tuned_gate_says_how_its_llm_thought_and_none_is_made_of_thoughts(fake
     assert decision.llm == f"m, {THINKING_OFF} (the gate was tuned on it)"
     with pytest.raises(NoAnswerError, match="cut off"):
         tuned(tmp_path / "cut", prior, direct=fake(server))
-    assert not (tmp_path / "cut" / "my-gate").exists()
+    assert not (tmp_path / "cut" / "my gate").exists()
 
 
 @pytest.mark.parametrize(
