@@ -54,7 +54,7 @@ class EncoderStates:
     def fill(self, requests: Iterable[tuple[str, str]]) -> None:
         """Compute the states that the cache lacks; each request comes with its history."""
         by_key = {_key(*request): request for request in requests}
-        missing = [(key, request) for key, request in by_key.items() if key not in self._positions]
+        missing = [(key, request) for key, request in by_key.items() if not self._has(key, request[0])]
         missing.sort(key=lambda item: len(item[1][0]))  # texts of similar length share a batch
         for start in range(0, len(missing), PART):
             part_requests = missing[start : start + PART]
@@ -73,6 +73,11 @@ class EncoderStates:
             }
             np.savez(self.folder / f"{part_requests[0][0]}-{len(part_requests)}.npz", **part)  # type: ignore[arg-type]
             self._add(part)
+
+    def _has(self, key: str, text: str) -> bool:
+        """Return whether the cache has the states of a request, as it is split into segments now."""
+        _, _, rows = self._positions.get(key, (0, 0, slice(0)))
+        return rows.stop - (rows.start or 0) == len(Segmented.from_text(text).segments)
 
     def _add(self, part: dict[str, np.ndarray]) -> None:
         ends = part["counts"].cumsum()
