@@ -26,9 +26,9 @@ from text_rows import TRAIN
 from training_text import make_training_rows
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.gates.artifacts import FactHeads, HeadsArtifact, Kind, p_answered
+from rgate_integrations.gates.artifacts import FactHeads, HeadsArtifact, Kind
 from rgate_integrations.gates.folder import read_gate, save_gate
-from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.heads import HeadsGate, p_answered
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import download

@@ -228,6 +228,7 @@ def test_a_config_that_makes_no_sense_is_refused(tmp_path, part, changes, says):
     ("part", "name", "shape"),
     [
         (HEADS, "english_weight", (2, 4)),
+        (HEADS, "romanised_weight", (2, 4)),
         (FACTS, "known_weight", (2, 4)),
         (FACTS, "news_weight", (2, 4)),
         (SEGMENTS, "hidden", (7, 15)),
@@ -295,6 +296,15 @@ def test_a_message_that_follows_others_retrieves_unless_it_is_clear(decide):
     assert (needless.override, unclear.p_known > 0.6) == (None, True)
     assert unclear.override.reason == "Follow-up that may need the earlier turns."
     assert unclear.reason.startswith(f"{unclear.override.reason} The question ")
+
+
+def test_romanised_text_retrieves_unless_it_is_clear(decide):
+    romanised = replace(HEADS, romanised_weight=np.zeros((1, 4), np.float32), romanised_bias=1.0)
+    states = {"Thanks": TASK, "So": (1, 0, 0, 0.5)}
+    assert not decide(states, "So", threshold=0.6).retrieve
+    needless, unclear = decide(states, ["Thanks", "So"], heads=romanised, threshold=0.6)
+    assert (needless.retrieve, unclear.retrieve, unclear.p_known > 0.6) == (False, True, True)
+    assert unclear.override.reason == "Romanised text, which the gate understands less well."
 
 
 def test_a_segment_has_the_same_numbers_in_any_batch():

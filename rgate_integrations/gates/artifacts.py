@@ -418,6 +418,9 @@ class HeadsArtifact(SavedGate):
             ``sum(english_weight * states) + english_bias > 0``, where the states are those of `base_model` at
             the layers of `first_facts`.
         english_bias: See `english_weight`.
+        romanised_weight: Likewise, weights that detect romanised text, such as Hindi in Latin letters. None for no
+            such check.
+        romanised_bias: See `romanised_weight`.
     """
 
     method: Literal["heads"] = "heads"
@@ -428,10 +431,14 @@ class HeadsArtifact(SavedGate):
     facts: FactHeads
     english_weight: Weights = field(repr=False, compare=False)
     english_bias: Finite
+    romanised_weight: Weights | None = field(default=None, repr=False, compare=False)
+    romanised_bias: Finite = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError if `english_weight` has a wrong shape, or heads do not fit together."""
+        """Raise ValueError if weights that detect a language have a wrong shape, or heads do not fit together."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
+        if self.romanised_weight is not None:
+            check_shape("romanised_weight", self.romanised_weight, len(self.first_facts.layers))
         together = self.together or self.in_context
         names = [[kind.name for kind in head.kinds] for head in (self.segments, self.in_context, together)]
         if names != names[:1] * 3:
@@ -467,6 +474,12 @@ class HeadsArtifact(SavedGate):
         """Return whether a question is in English, by its pooled states, shape (L, H)."""
         return bool(weighted(states[None], self.english_weight)[0] + self.english_bias > 0)
 
+    def is_romanised(self, states: AnyStates) -> bool:
+        """Return whether a question is romanised text, by its pooled states; False without `romanised_weight`."""
+        if self.romanised_weight is None:
+            return False
+        return bool(weighted(states[None], self.romanised_weight)[0] + self.romanised_bias > 0)
+
 
 def _multiply(matrix: AnyStates, rows: AnyStates) -> AnyStates:
     """Return the product of a matrix, shape (m, d), with each of n rows, shape (n, d); shape (n, m).
@@ -480,18 +493,6 @@ def _multiply(matrix: AnyStates, rows: AnyStates) -> AnyStates:
 def weighted(states: AnyStates, weight: Float32Array) -> Float64Array:
     """Return the weighted sum of each item's states, shape (n,): states are (n, L, H), weights (L, H)."""
     return _flat(states) @ weight.ravel().astype(np.float64)
-
-
-def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:
-    """Return P(the LLM alone answers well) for each of n requests or segments, shape (n,).
-
-    Args:
-        kinds: The K kinds.
-        probabilities: The probability of each kind, shape (n, K).
-        known: P(the LLM knows the fact), shape (n,), or (1,) if it is the same for all.
-    """
-    shares = np.stack([kind.share_answered(known) for kind in kinds], axis=1)
-    return np.minimum((probabilities * shares).sum(axis=1), 1.0)  # rounding may exceed 1
 
 
 def _flat(states: AnyStates) -> Float64Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -10,7 +11,7 @@ import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, resolve_ability
-from rgate_integrations.gates.artifacts import HeadsArtifact, p_answered
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind
 from rgate_integrations.gates.base import (
     USER_SOURCES,
     Gate,
@@ -44,6 +45,9 @@ _URL = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 _MAX_WORDS_WITH_URL = 8
 # A follow-up retrieves below this P(known), because the gate may have misunderstood what it refers to.
 _MIN_P_KNOWN_FOR_FOLLOW_UP = 0.8
+# Romanised text, such as Hindi in Latin letters, retrieves below this P(known): with the threshold alone, 89 % of
+# such requests that need passages would retrieve, with this 97 % (``benchmarks/languages.py``).
+_MIN_P_KNOWN_IF_ROMANISED = 0.9
 
 
 class HeadsGate(TrainedGate, NamedLLMGate):
@@ -59,7 +63,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     separate kind, which needs no retrieval. The encoder recognises the kinds, in any language, and estimates whether
     the LLM knows the fact. If the estimate may decide whether an English request skips, a second model, the reader,
     replaces it with a better one. Requests with more than eight questions, and short ones with a URL, always
-    retrieve; a follow-up retrieves unless P(known) is high.
+    retrieve; a follow-up, or romanised text, retrieves unless P(known) is high.
 
     The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and
     ``known``, P(the LLM knows the fact), unless it would hardly change P(known). Drafts are ignored.
@@ -188,6 +192,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
         if evidence.request.history and p < _MIN_P_KNOWN_FOR_FOLLOW_UP:
             return score.overridden("Follow-up that may need the earlier turns.")
+        if p < _MIN_P_KNOWN_IF_ROMANISED and self.trained.is_romanised(states.whole):
+            return score.overridden("Romanised text, which the gate understands less well.")
         return score
 
     def p_kinds(self, evidence: Evidence, *names: str) -> Float64Array:
@@ -292,3 +298,15 @@ class KindsSpec(EvidenceSpec[Float64Array]):
             )
             pieces.append(Piece(kinds))
         return pieces
+
+
+def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:
+    """Return P(the LLM alone answers well) for each of n requests or segments, shape (n,).
+
+    Args:
+        kinds: The K kinds.
+        probabilities: The probability of each kind, shape (n, K).
+        known: P(the LLM knows the fact), shape (n,), or (1,) if it is the same for all.
+    """
+    shares = np.stack([kind.share_answered(known) for kind in kinds], axis=1)
+    return np.minimum((probabilities * shares).sum(axis=1), 1.0)  # rounding may exceed 1
