@@ -114,6 +114,11 @@ WITH_IMAGES = {
     "after it": (lambda q: [SYSTEM, *EARLIER, HumanMessage(q), PICTURE], EARLIER, [IMAGE]),
     "before it": (lambda q: {"query": q, "history": [SYSTEM, *EARLIER, PICTURE]}, EARLIER, [IMAGE]),
     "in a graph's state": (lambda q: {"question": q, "messages": [SYSTEM, with_image(q)]}, [], [IMAGE]),
+    "in a graph's state, twice": (
+        lambda q: {"question": with_image(q), "messages": [SYSTEM, with_image(q)]},
+        [],
+        [IMAGE],
+    ),
     "and another question": (
         lambda q: {"question": q, "messages": [SYSTEM, *EARLIER, with_image("And he?")]},
         [],

@@ -120,7 +120,9 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
         # A graph's state often has both.
         with contextlib.suppress(InvalidQuestionError):
             history = _turns_before(turn.question, _messages(value["messages"]))
-    return UserTurn(turn.question, (*history, *turn.earlier))
+    # A state may have the same message as its question and among its messages.
+    own = [message for message in turn.earlier if message not in history]
+    return UserTurn(turn.question, (*history, *own))
 
 
 def _read_pairs(history: Any) -> tuple[BaseMessage, ...]:
