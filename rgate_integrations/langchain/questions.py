@@ -121,7 +121,7 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
         with contextlib.suppress(InvalidQuestionError):
             history = _turns_before(turn.question, _messages(value["messages"]))
     # A state may have the same message as its question and among its messages.
-    own = [message for message in turn.earlier if message not in history]
+    own = () if history[-len(turn.earlier) :] == turn.earlier else turn.earlier
     return UserTurn(turn.question, (*history, *own))
 
 
