@@ -197,10 +197,11 @@ def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripte
 
 def test_an_engine_that_is_dropped_is_gone_at_once(scripted):
     """Regression: its queue referred back to it, so it and its model lived until a full garbage collection."""
-    gate = load_gate("ik", proxy=scripted)
-    dropped = weakref.ref(gate)
     gc.disable()
     try:
+        gate = load_gate("ik", proxy=scripted)
+        gate.decide("who?")
+        dropped = weakref.ref(gate)
         del gate
         assert dropped() is None
     finally:

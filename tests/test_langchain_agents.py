@@ -131,14 +131,27 @@ def agent_of(model, *before, tools=("search_docs",), gate=None, after=()):
     return create_agent(model, [search_docs, add], middleware=[*before, middleware, *after])
 
 
-@pytest.mark.parametrize("before", [lambda agent: agent, lambda agent: RunnableLambda(dict) | agent])
-def test_a_graph_cannot_be_judged_by_its_first_words(before):
+GRAPHS = {
+    "alone": lambda agent: agent,
+    "as a step": lambda agent: RunnableLambda(dict) | agent,
+    "retried": lambda agent: agent.with_retry(),
+    "as a fallback": lambda agent: agent.with_fallbacks([agent]) | RunnableLambda(dict),
+    "in parallel": lambda agent: {"it": agent} | RunnableLambda(lambda answers: answers["it"]),
+}
+
+
+@pytest.mark.parametrize("wrap", GRAPHS.values(), ids=list(GRAPHS))
+def test_a_graph_cannot_be_judged_by_its_first_words(wrap):
     """Regression: the router returned the last update of the agent's state as its answer."""
-    gate, agent = RetrievalGate(Judge()), before(create_agent(Agent(), [add]))
+    gate, graph = RetrievalGate(Judge()), create_agent(Agent(), [add])
+    agent, function = wrap(graph), RunnableLambda(lambda state: graph.invoke(state)["messages"][-1].text)
     with pytest.raises(ConfigurationError, match=r"a graph streams .* Hint: .*agent\.invoke, agent\.ainvoke"):
         gate.route(retrieve=agent, direct=agent, answer_first=True)
-    answer = gate.route(retrieve=agent, direct=agent).invoke({"messages": [HumanMessage("known?")]})
+    state = {"messages": [HumanMessage("known?")]}
+    answer = gate.route(retrieve=agent, direct=agent).invoke(state)
     assert answer["messages"][-1].text == "answer after known?"
+    judged = gate.route(retrieve=agent, direct=function, answer_first=True)
+    assert judged.invoke(state) == "answer after known?"
 
 
 def test_a_gate_must_return_a_decision():

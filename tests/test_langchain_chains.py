@@ -114,11 +114,22 @@ WITH_IMAGES = {
     "after it": (lambda q: [SYSTEM, *EARLIER, HumanMessage(q), PICTURE], EARLIER, [IMAGE]),
     "before it": (lambda q: {"query": q, "history": [SYSTEM, *EARLIER, PICTURE]}, EARLIER, [IMAGE]),
     "in a graph's state": (lambda q: {"question": q, "messages": [SYSTEM, with_image(q)]}, [], [IMAGE]),
+    "in a graph's state, twice": (
+        lambda q: {"question": with_image(q), "messages": [SYSTEM, with_image(q)]},
+        [],
+        [IMAGE],
+    ),
     "and another question": (
         lambda q: {"question": q, "messages": [SYSTEM, *EARLIER, with_image("And he?")]},
         [],
         [IMAGE],
     ),
+    "in a single message": (
+        lambda q: {"question": with_image(q), "history": [SYSTEM, *EARLIER]},
+        EARLIER,
+        [IMAGE],
+    ),
+    "before a system message": (lambda q: [with_image(q), SYSTEM], [], [IMAGE]),
     "earlier": (
         lambda q: {"input": q, "chat_history": [SYSTEM, BOTH, EARLIER[1]]},
         [BOTH, EARLIER[1]],
@@ -145,9 +156,18 @@ def test_system_messages_and_images_reach_the_llm(call, make, between, images):
         assert [block for block in messages[-1].content if block == IMAGE] == images
 
 
-def test_a_condensed_follow_up_keeps_system_messages_and_images():
+def test_messages_in_a_row_are_merged_whatever_a_client_has_added_to_them():
+    """Regression: LangChain cannot merge such values, so the call failed."""
+    chat = Chat()
+    asked = [HumanMessage(text, name=text, additional_kwargs={"at": 0.5}) for text in ("b", "c")]
+    gated_rag(Search(), chat, gate=ReadsHistory()).invoke([*asked, EARLIER[1], *asked])
+    assert chat.prompts[-1][1:] == [HumanMessage("b\n\nc"), EARLIER[1], HumanMessage("b\n\nc")]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_condensed_follow_up_keeps_system_messages_and_images(role):
     chat, gate = Chat(), RetrievalGate(Judge(), condense=lambda _: "unknown?")
-    system = ChatMessage(role="system", content="Be kind.")
+    system = ChatMessage(role=role, content="Be kind.")
     gated_rag(Search(), chat, gate=gate).invoke([system, *EARLIER, with_image("And he?")])
     first, last = chat.prompts[-1]
     assert (first.text.splitlines()[-1], last.text.splitlines()[-1]) == ("Be kind.", "Question: unknown?")

@@ -19,6 +19,7 @@ from rgate_integrations.gates.evidence.base import Drafter, Sources, expand_spec
 from rgate_integrations.gates.rules import RuleOptions, RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.proxies import gate_proxy
+from rgate_integrations.runtime.context import variable_set
 from rgate_integrations.runtime.flow import Call, Flow
 
 # Requests per batch. A local model reads 16 rows in one pass; larger passes are not faster, and keep others waiting.
@@ -220,9 +221,9 @@ class DecisionEngine(Decider):
 
     def _decide(self, requests: Sequence[Request]) -> list[Decision | Exception]:
         """Return a decision or an error for each request of a batch; runs in this engine's worker thread."""
-        _JUDGING.set(self)
         sources = Sources(self.get_proxy, self.llm, self._memory)
-        scores = score_requests(self.gate, requests, sources, self.rules)
+        with variable_set(_JUDGING, self):
+            scores = score_requests(self.gate, requests, sources, self.rules)
         outcomes: list[Decision | Exception] = []
         for request, score in zip(requests, scores, strict=True):
             try:

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage, SystemMessage, merge_message_runs
+from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder
@@ -179,13 +179,19 @@ def _chat_prompt(template: PromptTemplate, **variables: str) -> Runnable[Any, An
 
 def _merge_runs(prompt: PromptValue) -> ChatPromptValue:
     """Merge messages of one role in a row, such as our system message and the user's: some models refuse them."""
-    messages = merge_message_runs(prompt.to_messages(), chunk_separator="\n\n")
-    return ChatPromptValue(messages=list(map(_without_bare_texts, messages)))
+    messages: list[BaseMessage] = []
+    for message in prompt.to_messages():
+        if messages and isinstance(message, type(messages[-1])):
+            # Only the contents: LangChain cannot merge every value that a client may have added to a message.
+            messages[-1] = type(message)(_join(messages[-1].content, message.content))
+        else:
+            messages.append(message)
+    return ChatPromptValue(messages=messages)
 
 
-def _without_bare_texts(message: BaseMessage) -> BaseMessage:
-    """Return a message whose texts beside images are blocks, too; some models refuse strings there."""
-    if isinstance(message.content, str):
-        return message
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in message.content]
-    return message.model_copy(update={"content": parts})
+def _join(*contents: str | list[Any]) -> str | list[Any]:
+    """Join the contents of messages; beside images, texts are blocks, because some models refuse strings there."""
+    parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(parts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]

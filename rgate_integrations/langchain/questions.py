@@ -120,7 +120,9 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
         # A graph's state often has both.
         with contextlib.suppress(InvalidQuestionError):
             history = _turns_before(turn.question, _messages(value["messages"]))
-    return UserTurn(turn.question, (*history, *turn.earlier))
+    # A state may have the same message as its question and among its messages.
+    own = () if history[-len(turn.earlier) :] == turn.earlier else turn.earlier
+    return UserTurn(turn.question, (*history, *own))
 
 
 def _read_pairs(history: Any) -> tuple[BaseMessage, ...]:
@@ -161,7 +163,7 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
         InvalidQuestionError: The value is not a conversation.
     """
     if isinstance(value, BaseMessage):
-        value = value.text
+        value = [value] if isinstance(value, HumanMessage) else value.text
     if isinstance(value, str):
         return [HumanMessage(encodable(value))]  # text may have been cut in the middle of an emoji
     if isinstance(value, BaseChatMessageHistory):
@@ -177,15 +179,16 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
 
 def _as_typed_message(message: BaseMessage) -> BaseMessage:
     """Convert a `ChatMessage` to the class of its role, if it is a common one; return others unchanged."""
-    roles = ("user", "human", "assistant", "ai", "system")
+    roles = ("user", "human", "assistant", "ai", "system", "developer")
     if isinstance(message, ChatMessage) and message.role.lower() in roles:
         (message,) = convert_to_messages([(message.role.lower(), message.content)])
     return message
 
 
 def _before(messages: Sequence[BaseMessage], index: int) -> tuple[BaseMessage, ...]:
-    """Return the turns before the user's message at an index, and the images in it and after it."""
-    return _turns([*messages[:index], HumanMessage(_images(messages[index:]))])
+    """Return the turns before the user's message at an index, the system messages after it, and images in both."""
+    system = [message for message in messages[index:] if isinstance(message, SystemMessage)]
+    return _turns([*messages[:index], *system, HumanMessage(_images(messages[index:]))])
 
 
 def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:

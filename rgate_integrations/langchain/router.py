@@ -15,7 +15,7 @@ from langchain_core.callbacks import (
     CallbackManagerForChainRun,
 )
 from langchain_core.documents import Document
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.utils import (
     Input,
@@ -38,7 +38,7 @@ from rgate_integrations.langchain.bound_decision import (
     emit_decision_event,
     read_threshold,
 )
-from rgate_integrations.langchain.chat_models import instances_in
+from rgate_integrations.langchain.chat_models import instances_in, runnables_in
 from rgate_integrations.langchain.documents import as_passage, rankings_in
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.query_planner import check_decision
@@ -134,10 +134,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 "judge its partial answers belong to the original gate.",
                 hint="Make one chain per gate with route(...), and choose a chain per call.",
             )
-        # If an arm is a graph, the module is already imported.
-        graphs = getattr(sys.modules.get("langgraph.pregel"), "Pregel", ())
+        # If an arm is a graph, the module is already imported. A function may call one: it returns a whole answer.
+        graphs = getattr(sys.modules.get("langgraph.pregel.protocol"), "PregelProtocol", ())
+        kinds: Any = (graphs, RunnableLambda)
         if self.strategy.answer_first is not None and any(
-            isinstance(step, graphs) for step in getattr(self.direct, "steps", [self.direct])
+            isinstance(step, graphs) for step in runnables_in(self.direct, kinds)
         ):
             raise ConfigurationError(
                 "With answer_first=, direct= cannot have a LangGraph graph as a step: a graph streams updates of its "
