@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -244,6 +245,7 @@ def test_without_a_network_the_error_begins_with_what_failed_and_ends_with_why(c
     monkeypatch.setenv("PIP_INDEX_URL", UNREACHABLE)
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a notebook
     with pytest.raises(DownloadError) as caught:
         download("test-leads")
     said = redact(caught.value.message).partition("pip says: ")[2]
@@ -312,16 +314,24 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch, folder):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_converted(tmp_path, monkeypatch):
+def test_what_cannot_be_converted(tmp_path):
     pytest.importorskip("transformers")
     (tmp_path / "source.gguf").write_bytes(b"not a gguf file")
     with pytest.raises(DownloadError, match="could not be converted"):
         convert_gguf(tmp_path / "source.gguf", tmp_path / "made")
-    (tmp_path / "gguf.py").write_text("raise ModuleNotFoundError(\"No module named 'gguf'\")")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(MissingDependencyError, match="gguf") as caught:
-        convert_gguf(tmp_path / "source.gguf", tmp_path / "made")
-    assert caught.value.hint == 'Run: pip install "rgate-integrations[local]"'
+
+
+def test_what_could_not_be_converted_is_not_downloaded(corpus, monkeypatch, capfd, caplog):
+    """Regression: without torch, `rgate ask` downloaded 478 MB, then said that torch is missing."""
+    monkeypatch.setitem(CATALOGUE, "test-leads", replace(corpus, kind="gguf"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delenv("RGATE_OFFLINE", raising=False)
+    monkeypatch.setattr("rgate_integrations.models.download.fetch_files", pytest.fail)
+    for look in (download, partial(fetch_path, what="model")):
+        with pytest.raises(MissingDependencyError, match="torch") as caught:
+            look("test-leads")
+        assert caught.value.hint == 'Run: pip install "rgate-integrations[local]"'
+    assert (capfd.readouterr().err, caplog.text) == ("", "")
 
 
 # --- the Hub ----------------------------------------------------------------------------------------------------

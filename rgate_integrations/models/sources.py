@@ -28,6 +28,7 @@ _PIP_OPTIONS = (
     "--require-hashes",
     "--no-cache-dir",  # pip's cache would keep a useless second copy forever
     "--no-input",
+    "--no-color",  # we read its messages, and notebooks ask for colours even there
 )
 
 _log = logging.getLogger("rgate_integrations")
