@@ -50,9 +50,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     if result.returncode == 0:
         return
     last = (result.stderr.strip() or f"exit status {result.returncode}").splitlines()[-1]
-    if (
-        last == "KeyboardInterrupt"
-    ):  # Ctrl-C reaches the converter also if it is not the main thread that waits for it
+    if last == "KeyboardInterrupt":  # Ctrl-C reaches the converter even if a worker thread waits for it
         raise KeyboardInterrupt
     raise DownloadError(
         f"The GGUF file {str(source)!r} could not be converted: {last}",

@@ -195,7 +195,7 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
         check=False,
     )
     if result.returncode != 0:
-        # Ctrl-C reaches pip also if it is not the main thread that waits for it.
+        # Ctrl-C reaches pip even if a worker thread waits for it.
         if re.search(
             r"^(?:ERROR: Operation cancelled by user|KeyboardInterrupt)$", result.stderr, re.MULTILINE
         ):
