@@ -310,7 +310,7 @@ def test_a_script_that_ends_during_a_download_leaves_nothing_half_made(tmp_path,
     assert done.stdout == "DecisionTimeoutError\n"
     assert done.returncode == (0 if not end else -2), done.stderr
     assert done.stderr.startswith(
-        f"rgate: downloading the gate's model {ENCODER} (95 MB, from the Hub 488 MB), once"
+        f"rgate: downloading the gate's model {ENCODER} (95 MB, or 488 MB from the Hub), once"
     )
     assert {path.name for path in tmp_path.iterdir()} <= {f".tmp-{ENCODER}", f".{ENCODER}.lock"}
 

@@ -113,6 +113,8 @@ def download(
     for item in list(map(entry, dict.fromkeys(names))):
         try:
             is_new = cached_path(item.name) is None
+            if is_new:  # without a terminal there is no progress bar
+                say(f"{item.name}: downloading ({item.size})", err=True)
             folder = download_entry(item.name, source=source)
             say(f"{item.name}: {'done' if is_new else 'already there'}, {folder}", err=True)
         except KeyboardInterrupt:

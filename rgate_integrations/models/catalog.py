@@ -85,7 +85,7 @@ class Entry:
         """Size of the download as text, such as ``"93 MB"``; if the Hub's differs from the package index's, both."""
         if self.hub is None or not self.hub.megabytes:
             return f"{self.megabytes:,} MB"
-        return f"{self.megabytes:,} MB, from the Hub {self.hub.megabytes:,} MB"
+        return f"{self.megabytes:,} MB, or {self.hub.megabytes:,} MB from the Hub"
 
 
 def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Part, ...]:

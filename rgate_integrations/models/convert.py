@@ -5,7 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+
+def check_converter(kind: str) -> None:
+    """Check that a download of this kind can be converted, because otherwise it would be useless.
+
+    Raises:
+        MissingDependencyError: It is a GGUF, and torch, transformers or gguf is not installed.
+    """
+    from rgate_integrations.errors import missing_dependency
+
+    for module in ("gguf", "torch", "transformers") if kind == "gguf" else ():
+        if find_spec(module) is None:
+            raise missing_dependency(module, "local")
 
 
 def convert_gguf(source: Path, target: Path) -> None:
@@ -18,10 +32,10 @@ def convert_gguf(source: Path, target: Path) -> None:
     which computes in float32, SmolLM2 would load in 2.9 s instead of 1.0 s, and its logits would change by 0.02.
 
     Raises:
-        MissingDependencyError: torch, transformers or gguf is not installed.
         DownloadError: The file could not be converted.
+        KeyboardInterrupt: The conversion was stopped with Ctrl-C.
     """
-    from rgate_integrations.errors import DownloadError, missing_dependency
+    from rgate_integrations.errors import DownloadError
 
     result = subprocess.run(  # noqa: S603  a fixed command
         # -P keeps this script's folder from shadowing installed packages in the child.
@@ -36,8 +50,8 @@ def convert_gguf(source: Path, target: Path) -> None:
     if result.returncode == 0:
         return
     last = (result.stderr.strip() or f"exit status {result.returncode}").splitlines()[-1]
-    if last.startswith("ModuleNotFoundError"):
-        raise missing_dependency(last.rpartition("named ")[2].strip("'"), "local")
+    if last == "KeyboardInterrupt":  # Ctrl-C reaches the converter even if a worker thread waits for it
+        raise KeyboardInterrupt
     raise DownloadError(
         f"The GGUF file {str(source)!r} could not be converted: {last}",
         hint="Free memory and disk space, use a smaller model, or update torch, transformers and gguf "
@@ -46,7 +60,6 @@ def convert_gguf(source: Path, target: Path) -> None:
 
 
 def _convert(source: Path, target: Path) -> None:
-    import gguf  # noqa: F401  imported here, because transformers' own error does not name the package
     import torch
     import transformers
 

