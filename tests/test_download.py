@@ -321,11 +321,10 @@ def test_what_cannot_be_converted(tmp_path):
         convert_gguf(tmp_path / "source.gguf", tmp_path / "made")
 
 
-def test_what_could_not_be_converted_is_not_downloaded(corpus, monkeypatch, capfd, caplog):
+def test_what_could_not_be_converted_is_not_downloaded(corpus, online, monkeypatch, capfd, caplog):
     """Regression: without torch, `rgate ask` downloaded 478 MB, then said that torch is missing."""
     monkeypatch.setitem(CATALOGUE, "test-leads", replace(corpus, kind="gguf"))
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delenv("RGATE_OFFLINE", raising=False)
     monkeypatch.setattr("rgate_integrations.models.download.fetch_files", pytest.fail)
     for look in (download, partial(fetch_path, what="model")):
         with pytest.raises(MissingDependencyError, match="torch") as caught:
@@ -407,10 +406,11 @@ def test_what_an_interrupted_download_had_fetched_is_not_fetched_again(embedder,
 @pytest.mark.parametrize(
     "stopped", ["sys.exit('ERROR: Operation cancelled by user')", "raise KeyboardInterrupt"]
 )
-def test_ctrl_c_that_reaches_pip_is_no_failed_download(embedder, hub, cache, tmp_path, monkeypatch, stopped):
+def test_ctrl_c_that_reaches_pip_is_no_failed_download(
+    embedder, hub, cache, online, tmp_path, monkeypatch, stopped
+):
     """Regression: in a thread, Ctrl-C started the Hub's download, and a second try was refused for 5 minutes."""
     monkeypatch.setitem(CATALOGUE, embedder.name, replace(embedder, hub=replace(embedder.hub, megabytes=2)))
-    monkeypatch.delenv("RGATE_OFFLINE")
     (tmp_path / "pip.py").write_text(f"import sys; {stopped}")
     with pytest.MonkeyPatch.context() as context:
         context.setenv("PYTHONPATH", str(tmp_path))

@@ -96,12 +96,25 @@ def test_a_gate_that_lost_any_part_is_refused(tmp_path, gate):
     folder = save_ik(tmp_path / "g") if gate is ADAPTER else save_gate(gate, tmp_path / "g")
     file = folder / "gate.json"
     saved = json.loads(file.read_text())
-    for name in saved.keys() - {"together"}:  # gates of an earlier version have no "together"
+    for name in saved.keys() - {
+        "together",
+        "romanised_weight",
+        "romanised_bias",
+    }:  # an earlier version had none
         file.write_text(json.dumps({key: value for key, value in saved.items() if key != name}))
         with pytest.raises(ModelLoadError, match=r"cannot be read|is damaged"):
             read_gate(folder)
     file.write_text(json.dumps(saved))
     assert read_gate(folder) == gate
+
+
+def test_weights_without_their_bias_are_refused(tmp_path):
+    folder = save_gate(
+        replace(HEADS, romanised_weight=np.zeros((1, 4), np.float32), romanised_bias=1.0), tmp_path / "g"
+    )
+    change(folder, romanised_bias=None)
+    with pytest.raises(ModelLoadError, match="romanised_bias is missing"):
+        read_gate(folder)
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -418,8 +418,7 @@ class HeadsArtifact(SavedGate):
             ``sum(english_weight * states) + english_bias > 0``, where the states are those of `base_model` at
             the layers of `first_facts`.
         english_bias: See `english_weight`.
-        romanised_weight: Likewise, weights that detect romanised text, such as Hindi in Latin letters. None for no
-            such check.
+        romanised_weight: Likewise, for romanised text such as Hindi in Latin letters. None for no such check.
         romanised_bias: See `romanised_weight`.
     """
 
@@ -432,13 +431,15 @@ class HeadsArtifact(SavedGate):
     english_weight: Weights = field(repr=False, compare=False)
     english_bias: Finite
     romanised_weight: Weights | None = field(default=None, repr=False, compare=False)
-    romanised_bias: Finite = 0.0
+    romanised_bias: Finite | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError if weights that detect a language have a wrong shape, or heads do not fit together."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
         if self.romanised_weight is not None:
             check_shape("romanised_weight", self.romanised_weight, len(self.first_facts.layers))
+            if self.romanised_bias is None:
+                raise ValueError("romanised_bias is missing")
         together = self.together or self.in_context
         names = [[kind.name for kind in head.kinds] for head in (self.segments, self.in_context, together)]
         if names != names[:1] * 3:
@@ -476,7 +477,7 @@ class HeadsArtifact(SavedGate):
 
     def is_romanised(self, states: AnyStates) -> bool:
         """Return whether a question is romanised text, by its pooled states; False without `romanised_weight`."""
-        if self.romanised_weight is None:
+        if self.romanised_weight is None or self.romanised_bias is None:
             return False
         return bool(weighted(states[None], self.romanised_weight)[0] + self.romanised_bias > 0)
 

@@ -27,6 +27,7 @@ from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.runtime.letters import detect_encoding
 from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
 
 _MAX_SHOWN = 80  # characters of a segment in a reason
@@ -192,7 +193,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
         if evidence.request.history and p < _MIN_P_KNOWN_FOR_FOLLOW_UP:
             return score.overridden("Follow-up that may need the earlier turns.")
-        if p < _MIN_P_KNOWN_IF_ROMANISED and self.trained.is_romanised(states.whole):
+        is_unclear = p < _MIN_P_KNOWN_IF_ROMANISED and self.trained.is_romanised(states.whole)
+        if is_unclear and not detect_encoding(
+            evidence.question
+        ):  # Base64 looks romanised, and retrieves anyway
             return score.overridden("Romanised text, which the gate understands less well.")
         return score
 
