@@ -168,6 +168,9 @@ def router(**way):
 TELLERS = {
     "the node": gate_node(Judge()),
     "called in a node": RunnableLambda(lambda state: router().invoke(state)),
+    # Regression: LangGraph sets the context only of a chain's first step.
+    "later in a chain": RunnableLambda(dict) | router(),
+    "guarded in a chain": operator.itemgetter("question") | RetrievalGate(Judge()).guard(Search()) | search,
     "question alone": router(),
     "answer first": router(answer_first=AnswerFirst(question_gate=None)),
     "look first": router(look_first=True),
