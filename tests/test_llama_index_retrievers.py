@@ -223,7 +223,7 @@ def test_the_transform_adds_claims_to_the_embedding_texts(gate):
 
 COUNT = "must be a whole number of at least 1"
 AS_RETRIEVER = r"VectorStoreIndex cannot be used as a retriever.*index\.as_retriever\(\)"
-AS_ENGINE = r"VectorStoreIndex cannot be used as a query engine.*index\.as_query_engine\(\)"
+AS_ENGINE = r"VectorStoreIndex cannot be used as a query engine.*index\.as_query_engine\(\).*GatedRetriever"
 AS_LLM = r"str cannot be used as an LLM: .* load_gate\(llm_name="  # regression: "no attribute 'metadata'"
 
 
