@@ -34,6 +34,7 @@ from langgraph.types import Command, interrupt
 
 STREAMS = {name: ALL_STREAMS[name] for name in ("stream", "astream")}
 THREAD = {"configurable": {"thread_id": "1"}}
+THRESHOLD = {"configurable": {"retrieval_threshold": 0.5}}
 
 
 class State(TypedDict, total=False):
@@ -168,6 +169,7 @@ def router(**way):
 TELLERS = {
     "the node": gate_node(Judge()),
     "called in a node": RunnableLambda(lambda state: router().invoke(state)),
+    "called with a config": RunnableLambda(lambda state: router().invoke(state, THRESHOLD)),
     # Regression: LangGraph sets the context only of a chain's first step.
     "later in a chain": RunnableLambda(dict) | router(),
     "guarded in a chain": operator.itemgetter("question") | RetrievalGate(Judge()).guard(Search()) | search,
@@ -185,6 +187,9 @@ def test_the_custom_stream_tells_of_each_decision_once_and_with_every_key(call, 
     (event,) = call(graph, {"question": "unknown?"}, stream_mode="custom")
     assert event["retrieval_gate"].keys() == EVENT_KEYS
     assert (event["retrieval_gate"]["version"], event["retrieval_gate"]["retrieve"]) == (1, True)
+    outer = StateGraph(State).add_node("inner", graph).add_edge(START, "inner").compile()
+    (((node,), _),) = call(outer, {"question": "unknown?"}, stream_mode="custom", subgraphs=True)
+    assert node.startswith("inner:"), "it comes from the graph that it is in"
 
 
 # --- what streams show ---------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
         from langgraph.config import get_stream_writer
 
         # Of a chain that is a node, LangGraph sets the context only for the first step; later steps get the config.
-        settings = {**ensure_config(config)["configurable"], **ensure_config()["configurable"]}
+        settings = {**ensure_config()["configurable"], **ensure_config(config)["configurable"]}
         # Outside a node of a graph there is no writer.
         with (
             contextlib.suppress(RuntimeError, KeyError),
