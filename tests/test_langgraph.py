@@ -92,6 +92,16 @@ def test_the_graph_searches_only_when_it_needs_to(call, state):
     assert judge.questions == ["known?", "unknown?", "RAISE"]
 
 
+@each(INVOKES)
+@pytest.mark.parametrize("state", [Model, Data])
+def test_a_router_reads_the_same_states_as_the_node(call, state):
+    """Regression: it found no question in a pydantic model or dataclass."""
+    router = RetrievalGate(Judge()).route(retrieve=search, direct=answer)
+    graph = StateGraph(state).add_node("chain", router).add_edge(START, "chain").compile()
+    for question, path in (("known?", "answer"), ("unknown?", "search")):
+        assert call(graph, {"question": question})["path"] == [path]
+
+
 def test_the_question_of_a_conversation():
     graph = graph_of(Judge(), checkpointer=InMemorySaver())
     assert graph.invoke({"messages": [HumanMessage("known?")]}, THREAD)["path"] == ["answer"]
