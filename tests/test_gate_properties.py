@@ -214,6 +214,9 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
     ("name", "options", "error", "why"),
     [
         ("token_probabilty", {}, UnknownNameError, "token_probability"),
+        (" ", {}, UnknownNameError, "Known names"),
+        # Regression: the hint for "openai:gpt-4o" was "Did you mean popularity?".
+        *((llm, {}, UnknownNameError, f"llm_name={llm!r}") for llm in ("openai:gpt-4o", "llama3.1:8b")),
         # Regression: the hint suggested the very name that was given.
         (
             "calibrated",

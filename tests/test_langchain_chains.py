@@ -22,7 +22,7 @@ SHORT = {
     "direct_prompt": ChatPromptTemplate.from_template("direct {question}"),
 }
 WITH_HISTORY = {
-    "prompt": ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "rag {question}")]),
+    "prompt": ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "rag {question} {context}")]),
     "direct_prompt": ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "direct {question}")]),
 }
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
@@ -69,6 +69,14 @@ def test_a_prompt_without_the_question_is_refused(judge, option, text):
         gated_rag(Search(), LLM, gate=judge, **{option: prompt})
     keyed = RetrievalGate(judge, input_key="query")
     assert gated_rag(Search(), LLM, gate=keyed, **{option: prompt + " {query}"})
+
+
+def test_a_prompt_without_the_passages_is_refused(judge):
+    """Regression: the LLM answered without what had been found, also with the prompt of the other error's hint."""
+    prompt = ChatPromptTemplate.from_template("Answer in one sentence: {question}")
+    with pytest.raises(ConfigurationError, match=r"^prompt= has no \{context\}.*\{context\} \{question\}"):
+        gated_rag(Search(), LLM, prompt, gate=judge, direct_prompt=prompt)
+    assert gated_rag(Search(), LLM, prompt + " {sources}", gate=judge, direct_prompt=prompt)
 
 
 def test_a_dicts_other_keys_are_variables_for_the_prompts(judge):
@@ -187,7 +195,8 @@ FOLLOW_UPS = [
 def test_prompts_see_the_history_where_nothing_condenses_it(judge, value, condense):
     gate = RetrievalGate(judge, input_key="q", condense=condense)
     chain = gated_rag(Search(), LLM, gate=gate, **WITH_HISTORY)
-    assert chain.invoke(value) == "Human: Who wrote Hamlet?\nAI: Shakespeare.\nHuman: rag unknown, when?"
+    history = "Human: Who wrote Hamlet?\nAI: Shakespeare.\n"
+    assert chain.invoke(value).startswith(f"{history}Human: rag unknown, when? [1]")
 
 
 @each(INVOKES)

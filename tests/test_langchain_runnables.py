@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import warnings
+from operator import itemgetter
 
 import pytest
 from langchain_core.chat_history import InMemoryChatMessageHistory
@@ -28,6 +29,7 @@ from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.index import BM25Index
 from rgate_integrations.langchain import (
     ClaimQueryRewriter,
+    CorpusChain,
     CorpusRetriever,
     GatedRetriever,
     IndexRetriever,
@@ -280,12 +282,21 @@ def test_a_copy_with_other_arms_runs_these(answer_first):
 # --- shown and described -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_router_has_the_schemas_of_its_retrieve_arm(several):
+    """Regression: it had only the type of the input, such as a dict, and its tool had no arguments."""
+    arm = RunnablePassthrough.assign(found=itemgetter("question") | Search())
+    gate = RetrievalGate("constant:never")
+    router = gate.route(retrieve=CorpusChain(parts={"docs": arm, "hr": arm}) if several else arm, direct=arm)
+    assert router.get_input_jsonschema() == arm.get_input_jsonschema()
+    assert router.get_output_jsonschema() == arm.get_output_jsonschema()
+    assert router.as_tool(name="rag", description="d").args.keys() == {"question"}
+
+
 def test_schemas():
     gate = RetrievalGate("constant:never")
     kinds = [kind.get("type") for kind in gate.get_input_jsonschema()["anyOf"]]
     assert kinds == ["string", "object", "array"]
     assert set(gate.get_output_jsonschema()["properties"]) >= {"question", "retrieve", "p_known", "reason"}
-    router = gate.route(retrieve=RunnableLambda(str.upper), direct=RunnableLambda(str.lower))
-    assert router.get_output_jsonschema()["title"] == "RetrievalRouterOutput"
     assert ClaimQueryRewriter(gate).get_output_jsonschema()["type"] == "array"
     assert gated_rag(Search(), Chat(), gate=gate).get_input_jsonschema()["anyOf"][0] == {"type": "string"}

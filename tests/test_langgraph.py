@@ -34,6 +34,7 @@ from langgraph.types import Command, interrupt
 
 STREAMS = {name: ALL_STREAMS[name] for name in ("stream", "astream")}
 THREAD = {"configurable": {"thread_id": "1"}}
+THRESHOLD = {"configurable": {"retrieval_threshold": 0.5}}
 
 
 class State(TypedDict, total=False):
@@ -89,6 +90,16 @@ def test_the_graph_searches_only_when_it_needs_to(call, state):
     failed = call(graph, {"question": "RAISE"})
     assert (failed["path"], failed["retrieval_decision"].error.message) == (["search", "answer"], "gate down")
     assert judge.questions == ["known?", "unknown?", "RAISE"]
+
+
+@each(INVOKES)
+@pytest.mark.parametrize("state", [Model, Data])
+def test_a_router_reads_the_same_states_as_the_node(call, state):
+    """Regression: it found no question in a pydantic model or dataclass."""
+    router = RetrievalGate(Judge()).route(retrieve=search, direct=answer)
+    graph = StateGraph(state).add_node("chain", router).add_edge(START, "chain").compile()
+    for question, path in (("known?", "answer"), ("unknown?", "search")):
+        assert call(graph, {"question": question})["path"] == [path]
 
 
 def test_the_question_of_a_conversation():
@@ -168,6 +179,10 @@ def router(**way):
 TELLERS = {
     "the node": gate_node(Judge()),
     "called in a node": RunnableLambda(lambda state: router().invoke(state)),
+    "called with a config": RunnableLambda(lambda state: router().invoke(state, THRESHOLD)),
+    # Regression: LangGraph sets the context only of a chain's first step.
+    "later in a chain": RunnableLambda(dict) | router(),
+    "guarded in a chain": operator.itemgetter("question") | RetrievalGate(Judge()).guard(Search()) | search,
     "question alone": router(),
     "answer first": router(answer_first=AnswerFirst(question_gate=None)),
     "look first": router(look_first=True),
@@ -182,6 +197,9 @@ def test_the_custom_stream_tells_of_each_decision_once_and_with_every_key(call, 
     (event,) = call(graph, {"question": "unknown?"}, stream_mode="custom")
     assert event["retrieval_gate"].keys() == EVENT_KEYS
     assert (event["retrieval_gate"]["version"], event["retrieval_gate"]["retrieve"]) == (1, True)
+    outer = StateGraph(State).add_node("inner", graph).add_edge(START, "inner").compile()
+    (((node,), _),) = call(outer, {"question": "unknown?"}, stream_mode="custom", subgraphs=True)
+    assert node.startswith("inner:"), "it comes from the graph that it is in"
 
 
 # --- what streams show ---------------------------------------------------------------------------------------

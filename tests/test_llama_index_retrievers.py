@@ -109,6 +109,18 @@ def test_routers_of_engines_and_of_retrievers(gate, call):
     assert [shelf.queries for shelf in shelves.values()] == [[KNOWN] * 2, [UNKNOWN] * 2]
 
 
+@both_ways
+@pytest.mark.parametrize("retrieve", ["docs", ["docs", "more"]], ids=["one tool", "several"])
+def test_a_routers_response_has_the_decision_that_selected_its_engines(gate, call, retrieve):
+    """Regression: only the response of a selected engine with a gate of its own had it, but not among several."""
+    engines = {"direct": over(Shelf()), "docs": GatedQueryEngine(over(Shelf()), Rag(), gate), "more": Rag()}
+    tools = [QueryEngineTool.from_defaults(engine, name=n, description="d") for n, engine in engines.items()]
+    router = RouterQueryEngine(RetrievalGateSelector(gate, retrieve=retrieve), tools, llm=MockLLM())
+    for question in (KNOWN, UNKNOWN):
+        (decision,) = gate.decide_batch([Request(question)])
+        assert call(router, "query", question).metadata["rgate"] == decision.model_dump(mode="json")
+
+
 # --- retrievers and claims ---------------------------------------------------------------------------------
 
 
@@ -211,7 +223,7 @@ def test_the_transform_adds_claims_to_the_embedding_texts(gate):
 
 COUNT = "must be a whole number of at least 1"
 AS_RETRIEVER = r"VectorStoreIndex cannot be used as a retriever.*index\.as_retriever\(\)"
-AS_ENGINE = r"VectorStoreIndex cannot be used as a query engine.*index\.as_query_engine\(\)"
+AS_ENGINE = r"VectorStoreIndex cannot be used as a query engine.*index\.as_query_engine\(\).*GatedRetriever"
 AS_LLM = r"str cannot be used as an LLM: .* load_gate\(llm_name="  # regression: "no attribute 'metadata'"
 
 

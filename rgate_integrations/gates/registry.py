@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rgate_integrations.errors import ModelLoadError, unknown_name
+from rgate_integrations.errors import ModelLoadError, UnknownNameError, unknown_name
+from rgate_integrations.gates.ability import resolve_ability
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.base import Gate, GateInfo, ScoreSpec
 from rgate_integrations.gates.evidence.base import expand_specs
@@ -97,6 +98,9 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     # Gates' names take precedence over a folder named, say, "tuned"; `gate_argument` puts "./" before such a folder.
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(find_folder(name))):
         return _load_saved(name, parameters)
+    if kind not in _GATES and name.strip() and not resolve_ability(name, folders=False)[1]:
+        hint = f"If it is your LLM, pass it as llm_name=, as in load_gate(llm_name={name!r})."
+        raise UnknownNameError(f"There is no gate named {name!r}.", hint=hint)
     cls = gate_class(kind)
     if argument:
         parameters = {**cls.parse_argument(argument), **parameters}

@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.config import ensure_config, set_config_context
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 
 from rgate_integrations.decision import Decision, valid_threshold
@@ -159,6 +159,11 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
     if "langgraph" in sys.modules:  # otherwise no graph is running, and langgraph may not be installed
         from langgraph.config import get_stream_writer
 
+        # Of a chain that is a node, LangGraph sets the context only for the first step; later steps get the config.
+        settings = {**ensure_config()["configurable"], **ensure_config(config)["configurable"]}
         # Outside a node of a graph there is no writer.
-        with contextlib.suppress(RuntimeError, KeyError):
-            get_stream_writer()({EVENT: emitted})
+        with (
+            contextlib.suppress(RuntimeError, KeyError),
+            set_config_context({"configurable": settings}) as context,
+        ):
+            context.run(lambda: get_stream_writer()({EVENT: emitted}))

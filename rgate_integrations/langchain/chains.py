@@ -34,6 +34,7 @@ from rgate_integrations.runtime.flow import Flow
 QUESTION = "question"
 HISTORY = "chat_history"
 _READ = frozenset((*QUESTION_KEYS, *HISTORY_KEYS))
+_EXAMPLES = {"prompt": "{context} {question}", "direct_prompt": "Answer in one sentence: {question}"}
 
 
 def gated_rag(
@@ -69,15 +70,15 @@ def gated_rag(
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
 
     Raises:
-        RGateError: ``llm`` is not a runnable, but for example a string. A prompt has no ``question``. Or the gate or
-            an option is invalid; see `RetrievalGate` and `RetrievalGate.route`.
+        RGateError: ``llm`` is not a runnable, but for example a string. A prompt has no ``question``, or ``prompt``
+            no ``context``. Or the gate or an option is invalid; see `RetrievalGate` and `RetrievalGate.route`.
         TypeError: A prompt is not a runnable.
         InvalidQuestionError: Raised by a call: the input has no question.
         ConfigurationError: Raised by a call: the retriever does not return documents.
     """
     llm = as_runnable(llm, "llm")
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
-    _check_prompts({QUESTION, decider.input_key}, prompt=prompt, direct_prompt=direct_prompt)
+    _check_prompts(decider.input_key, prompt=prompt, direct_prompt=direct_prompt)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
     find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, any_corpora=decider.corpus is True)
@@ -157,14 +158,16 @@ class TurnSearch(FlowRunnable[dict[str, Any], list[Document]]):
         ]
 
 
-def _check_prompts(keys: set[str | None], **prompts: Any) -> None:
-    """Raise a `ConfigurationError` if none of a prompt's variables is one of the question's keys."""
+def _check_prompts(input_key: str | None, **prompts: Any) -> None:
+    """Raise a `ConfigurationError` for a prompt that does not show the question or, for ``prompt``, the passages."""
+    shows: dict[str, set[str | None]] = {"question": {QUESTION, input_key}, "context": {"context", "sources"}}
     for option, prompt in prompts.items():
-        if keys.isdisjoint(getattr(prompt, "input_variables", keys)):
-            raise ConfigurationError(
-                f"{option}= has no {{{QUESTION}}}, so the LLM would not see the question.",
-                hint=f'For example, ChatPromptTemplate.from_template("Answer in one sentence: {{{QUESTION}}}").',
-            )
+        for variable in shows if option == "prompt" else [QUESTION]:
+            if shows[variable].isdisjoint(getattr(prompt, "input_variables", shows[variable])):
+                raise ConfigurationError(
+                    f"{option}= has no {{{variable}}}, so the LLM would not see the {variable}.",
+                    hint=f'For example, ChatPromptTemplate.from_template("{_EXAMPLES[option]}").',
+                )
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> Runnable[Any, Any]:

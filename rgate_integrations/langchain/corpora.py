@@ -101,6 +101,14 @@ class CorpusChain(PerCorpus[Input, Output]):
         """The output type of the first chain."""
         return next(iter(self.parts.values())).OutputType
 
+    def get_input_schema(self, config: RunnableConfig | None = None) -> Any:
+        """Return the input schema of the first chain."""
+        return next(iter(self.parts.values())).get_input_schema(config)
+
+    def get_output_schema(self, config: RunnableConfig | None = None) -> Any:
+        """Return the output schema of the first chain."""
+        return next(iter(self.parts.values())).get_output_schema(config)
+
     def choose(self, config: RunnableConfig) -> tuple[str, ...]:
         """Return the corpus whose chain runs; it has none if the decision names only corpora without one."""
         bound = read_bound(config)

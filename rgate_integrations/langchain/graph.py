@@ -6,11 +6,9 @@ Nothing here imports langgraph: in every version, a node is a runnable and an ed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
 from typing import Any, Literal
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
-from pydantic import BaseModel
 
 from rgate_integrations.answering.claims import Claim
 from rgate_integrations.answering.corpora import check_corpora, unknown_corpus
@@ -21,6 +19,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain.bound_decision import emit_decision_event
 from rgate_integrations.langchain.gate import as_gate_runnable
 from rgate_integrations.langchain.query_planner import check_decision
+from rgate_integrations.langchain.questions import as_mapping
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 from rgate_integrations.runtime.replies import get_field
 
@@ -77,7 +76,7 @@ def gate_node(
     judge = as_gate_runnable(gate)
 
     def decide_flow(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
-        decision: Any = check_decision((yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)))
+        decision: Any = check_decision((yield Call(judge.invoke, judge.ainvoke, as_mapping(state), config)))
         # A gate does not emit its decisions, because a router emits them itself.
         yield from emit_decision_event(decision, config)
         return {decision_key: decision}
@@ -121,7 +120,7 @@ def route_edge(
     check_corpora((), nodes)
 
     def route(state: Any) -> str | list[str]:
-        decision = _mapping(state).get(decision_key)
+        decision = as_mapping(state).get(decision_key)
         must_retrieve = retrieves(decision)
         if must_retrieve is None:
             raise ConfigurationError(
@@ -141,13 +140,6 @@ def route_edge(
     # LangGraph compiles and draws edges to the nodes in the return annotation.
     route.__annotations__["return"] = Literal[(*nodes.values(), direct)]
     return route
-
-
-def _mapping(state: Any) -> Any:
-    """Convert a pydantic or dataclass state to a mapping; return any other state unchanged."""
-    if isinstance(state, BaseModel):
-        return dict(state)
-    return vars(state) if is_dataclass(state) else state
 
 
 def retrieves(decision: Any) -> bool | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeAlias
 
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -17,6 +17,7 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 from langchain_core.prompt_values import PromptValue
+from pydantic import BaseModel
 
 from rgate_integrations.errors import InvalidQuestionError, first_line
 from rgate_integrations.runtime.text import encodable
@@ -67,8 +68,8 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     """Return the question and the earlier turns in an input, such as a string, a mapping or messages.
 
     Args:
-        value: The runnable's input: a string, a mapping, a message, a list of messages, a message history or a prompt
-            value. In a list, the last human message is the question.
+        value: The runnable's input: a string, a mapping (or a pydantic model or dataclass), a message, a list of
+            messages, a message history or a prompt value. In a list, the last human message is the question.
         input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` whose value is neither
             None nor blank. The earlier turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human
             message there is the question or has an answer. They may be messages, pairs of question and answer,
@@ -77,6 +78,7 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     Raises:
         InvalidQuestionError: The input has no question.
     """
+    value = as_mapping(value)
     if isinstance(value, Mapping):
         return _parse_mapping(value, input_key)
     messages = _messages(value)
@@ -89,6 +91,15 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     raise InvalidQuestionError(
         "The messages include no human message.", hint="Add one: the last human message is the question."
     )
+
+
+def as_mapping(value: Any) -> Any:
+    """Convert the state of a graph, if it is a pydantic model or dataclass, to a mapping; return others unchanged."""
+    if isinstance(value, BaseModel) and not isinstance(
+        value, BaseMessage | PromptValue | BaseChatMessageHistory
+    ):
+        return dict(value)
+    return vars(value) if is_dataclass(value) else value
 
 
 def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:

@@ -174,6 +174,14 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         """The output type of the retrieve arm."""
         return self.retrieve.OutputType
 
+    def get_input_schema(self, config: RunnableConfig | None = None) -> Any:
+        """Return the input schema of the retrieve arm."""
+        return self.retrieve.get_input_schema(config)
+
+    def get_output_schema(self, config: RunnableConfig | None = None) -> Any:
+        """Return the output schema of the retrieve arm."""
+        return self.retrieve.get_output_schema(config)
+
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""
         # LangChain's method makes the run that traces show.

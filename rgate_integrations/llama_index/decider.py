@@ -45,7 +45,10 @@ _PARTS = {
         "an index",
         "Pass a PassageIndex, BM25Index or HybridIndex; PassageIndex.load reads a folder.",
     ),
-    "query": ("a query engine", "Pass index.as_query_engine()."),
+    "query": (
+        "a query engine",
+        "Pass index.as_query_engine(). For a chat engine, put a GatedRetriever around its retriever.",
+    ),
     "complete": ("an LLM", 'Pass an LLM, such as OpenAI("gpt-4o"), or its name to load_gate(llm_name=…).'),
     "format_messages": ("a prompt", 'Pass PromptTemplate("Answer in one sentence: {query_str}").'),
     "postprocess_nodes": (

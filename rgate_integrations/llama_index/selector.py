@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
+from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
 from rgate_integrations.corpus.indexed import missing_passages
+from rgate_integrations.decision import Decision
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.llama_index.answer_first import listen
 from rgate_integrations.llama_index.decider import Gated, QueryDecider, WithoutPrompts
 from rgate_integrations.runtime.flow import Flow, arun, run
 
@@ -23,7 +26,8 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     """Selects the direct tool for a known question, and one or more tools that retrieve for any other one.
 
     With several corpora, these are the tools of up to ``top`` corpora that may cover the question. Without
-    corpora, or if the gate fails, all tools that retrieve are selected. The router merges their answers.
+    corpora, or if the gate fails, all tools that retrieve are selected. The router merges their answers. Its response
+    has the decision in ``metadata["rgate"]``, unless a selected engine with a gate of its own has put one there.
 
     Args:
         gate: A gate, or an argument for `load_gate`; the default gate when None.
@@ -82,7 +86,25 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         selected = [direct]
         if decision.retrieve:
             selected = [tools[name] for name in chosen_corpora(decision, self.retrieve)]
-        return SelectorResult(selections=[SingleSelection(index=index, reason=reason) for index in selected])
+        listen(_SelectionListener)  # here, since an unpickled selector was not constructed in this process
+        selections = [SingleSelection(index=index, reason=reason) for index in selected]
+        return _Selection(selections=selections, decision=decision)
+
+
+class _Selection(SelectorResult):
+    """The selected tools, with the decision that selected them."""
+
+    decision: Decision
+
+
+class _SelectionListener(NullSpanHandler):
+    """Puts the decision into a router's response, whose metadata has the selection as ``"selector_result"``."""
+
+    def span_exit(self, *arguments: Any, result: Any = None, **options: Any) -> None:
+        metadata: Any = getattr(result, "metadata", None)
+        selection = metadata.get("selector_result") if isinstance(metadata, dict) else None
+        if isinstance(selection, _Selection):
+            metadata.setdefault("rgate", selection.decision.model_dump(mode="json"))
 
 
 def _index_of(choices: Sequence[ToolMetadata], name: str) -> int:
