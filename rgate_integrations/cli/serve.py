@@ -176,7 +176,7 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
             raise ConfigurationError(
                 "--index and --retriever cannot be combined.", hint="Leave one of them out."
             )
-        from rgate_integrations.index.adapters import as_retriever
+        from rgate_integrations.index.retriever import as_retriever
 
         return as_retriever(load_object(name))
     folders = {}

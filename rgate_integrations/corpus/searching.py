@@ -10,8 +10,7 @@ from typing import Any
 
 from rgate_integrations.decision import valid_count, valid_timeout
 from rgate_integrations.errors import ProfileError, first_line
-from rgate_integrations.index.adapters import SearchFunction, as_retriever
-from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.index.retriever import Retriever, SearchFunction, as_retriever
 from rgate_integrations.runtime.flow import Call, Start
 from rgate_integrations.runtime.segments import segments
 

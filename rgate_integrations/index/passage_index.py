@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import (
@@ -24,7 +23,7 @@ from rgate_integrations.errors import (
     needs_extra,
 )
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.passages import Passage, check_passages
+from rgate_integrations.index.passages import Passage, check_passages, decode_passages, encode_passages
 from rgate_integrations.index.retriever import Hit, check_list, check_search
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import check_replaceable, expand, locked, write_atomically
@@ -34,8 +33,6 @@ FILE = "index.safetensors"
 FORMAT = "4"
 _BATCH = 1_024  # the embedder sorts a batch by length, so a large one needs less padding
 _BUILD = "rgate index build --corpus FILE.jsonl --out DIR"
-# Id, title, text and metadata.
-_SAVED_PASSAGES = TypeAdapter(list[tuple[str, str, str, dict[str, Any]]])
 
 
 @dataclass(frozen=True)
@@ -326,8 +323,7 @@ class PassageIndex:
             for unfinished in root.glob(f".{FILE}-*"):
                 unfinished.unlink()
             vectors = self._state.vectors
-            rows = [(row.id, row.title, row.text, row.metadata) for row in self.passages]
-            passages = json.dumps(rows, ensure_ascii=False).encode()
+            passages = encode_passages(self.passages)
             facts["checksum"] = checksum(facts, passages, vectors)
             tensors = {"passages": np.frombuffer(passages, np.uint8), "vectors": vectors}
             write_atomically(root / FILE, save(tensors, metadata=facts))
@@ -390,8 +386,7 @@ def _read(path: Path) -> tuple[str, str, _State]:
         saved = file.get_tensor("passages").tobytes()
     if facts.pop("checksum") != checksum(facts, saved, vectors):
         raise ValueError("its checksum does not match, so it was changed after it was saved")
-    rows = _SAVED_PASSAGES.validate_json(saved, strict=True)
-    passages = [Passage(name, text, title, metadata) for name, title, text, metadata in rows]
+    passages = decode_passages(saved)
     state = _State.from_passages(passages, check_vectors(vectors, len(passages)))
     if len(state.row_of) != len(passages):
         raise ValueError("an id occurs twice")
