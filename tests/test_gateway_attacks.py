@@ -230,7 +230,7 @@ def test_headers_of_one_connection_are_not_forwarded():
     assert "connection: keep-alive" in lines  # the gateway's own
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_proxy_of_the_environment_gets_nothing_for_this_machine(monkeypatch, host):
     with raw_upstream() as (proxy, between), raw_upstream() as (behind, upstream):
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):

@@ -287,7 +287,7 @@ def test_a_servers_cookie_does_not_come_back_with_another_request(asks, monkeypa
     assert Cookies.came == [None] * 4
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1", "2130706433"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_this_machine_is_asked_without_the_environments_proxy_server(fake, host):
     """It would get the key, and has another idea of what this machine is."""
     port = fake(answer()).url.rpartition(":")[2]

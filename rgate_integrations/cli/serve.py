@@ -206,7 +206,7 @@ def mcp(
     With --http, if the environment variable RGATE_TOKEN is set, clients must send it as the bearer token.
     """
     with needs_extra("mcp"):
-        from rgate_integrations.serving.agents import make_mcp_app, make_mcp_server, serve_stdio
+        from rgate_integrations.serving.agents import make_mcp_app, make_mcp_server
         from rgate_integrations.serving.server import make_server
     server = make_mcp_server(_load_served(gate, llm_name, corpus=corpus))
     if http:
@@ -214,4 +214,4 @@ def mcp(
     else:
         # Ctrl-C must kill the process, because a thread that waits for standard input cannot be interrupted.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        serve_stdio(server)
+        server.run()

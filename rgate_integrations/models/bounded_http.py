@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -141,18 +140,14 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
 def _is_loopback(host: str) -> bool:
     """Return whether a host is this machine.
 
-    True for ``localhost``, names that end in ``.localhost``, loopback addresses (also in a short form such as
-    ``127.1``), and unspecified addresses such as ``0.0.0.0``.
+    True for ``localhost``, names that end in ``.localhost``, loopback addresses, and unspecified addresses such as
+    ``0.0.0.0``.
     """
     host = host.rstrip(".")
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        try:
-            address = ipaddress.ip_address(socket.inet_aton(host))  # such as 127.1
-        except OSError:
-            return host == "localhost" or host.endswith(".localhost")
-    address = getattr(address, "ipv4_mapped", None) or address
+        return host == "localhost" or host.endswith(".localhost")
     return address.is_loopback or address.is_unspecified
 
 
