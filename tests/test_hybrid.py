@@ -38,8 +38,6 @@ def test_bm25_finds_words_and_nothing_else(index):
     assert nothing == [[], []]
     with pytest.raises(ConfigurationError):
         bm25.search("hamlet")
-    with pytest.raises(DataFormatError, match="must be a Passage, not str"):
-        BM25Index("hamlet")
 
 
 def test_bm25_finds_passages_in_scripts_without_spaces():

@@ -18,7 +18,6 @@ from rgate_integrations.errors import (
     IndexCorruptError,
     IndexMismatchError,
     IndexNotFoundError,
-    RGateError,
     first_line,
     needs_extra,
 )
@@ -140,9 +139,10 @@ class PassageIndex:
             report: Called after each batch with the number of passages done.
 
         Raises:
-            ConfigurationError: The embedder failed, or its vectors cannot be used.
+            ConfigurationError: The embedder's vectors cannot be used.
             DataFormatError: Two passages have the same id, or a value cannot be stored.
-            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
+            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`. Errors of your own
+                embedder are raised unchanged.
             MissingDependencyError: FAISS is not installed.
         """
         index = cls(embedder)
@@ -164,26 +164,17 @@ class PassageIndex:
             replace: Whether a passage replaces an earlier one with the same id.
 
         Raises:
-            ConfigurationError: The embedder failed, or the vectors cannot be used.
+            ConfigurationError: The vectors cannot be used.
             DataFormatError: Two of the passages have the same id, a value cannot be stored, or the index already has
                 one of the ids and ``replace`` is false.
-            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
+            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`. Errors of your own
+                embedder are raised unchanged.
         """
         if not passages:
             return
         new = check_passages(passages)  # check before embedding, which takes long and needs no lock
-        try:
-            if vectors is None:
-                vectors = self.embedder.embed([passage.searchable for passage in new])
-        except RGateError:
-            raise
-        except Exception as error:
-            # Quote only the type, because the message may contain a key or an address.
-            raise ConfigurationError(
-                f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is unchanged.",
-                hint="The embedder's own error is above this one in the traceback. Fix its cause, then add the "
-                "passages again.",
-            ) from error
+        if vectors is None:
+            vectors = self.embedder.embed([passage.searchable for passage in new])
         with self._lock:
             old = self._state
             existing = old.row_of.keys() & {passage.id for passage in new}

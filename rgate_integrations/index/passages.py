@@ -69,25 +69,15 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
         yield Passage(str(number if name is None else name), text, title, metadata=record)
 
 
-def check_type(passage: object) -> None:
-    """Raise `DataFormatError` unless something is a `Passage`."""
-    if not isinstance(passage, Passage):
-        raise DataFormatError(
-            f"A passage must be a Passage, not {type(passage).__name__}.",
-            hint='For example, Passage("1", "The text.").',
-        )
-
-
 def check_passages(passages: Iterable[Passage]) -> list[Passage]:
     """Check passages, and return copies with what JSON gives back: in metadata, a tuple becomes a list.
 
     Raises:
-        DataFormatError: An id occurs twice, something is not a `Passage`, or a passage cannot be stored; the message
+        DataFormatError: An id occurs twice, or a passage cannot be stored; the message
             names it.
     """
     checked: dict[str, Passage] = {}
     for passage in passages:
-        check_type(passage)
         try:
             (stored,) = decode_passages(encode_passages([passage]))
         except (TypeError, ValueError, RecursionError) as error:

@@ -52,14 +52,15 @@ _Values = TypeVar("_Values", bound=Iterable[Any])
 
 
 def check_list(values: _Values) -> _Values:
-    """Return texts or ids unchanged; a single one is an error, because each letter would count as one.
+    """Return texts, queries or ids unchanged; a single one is an error, because each letter would count as one.
 
     Raises:
         ConfigurationError: The value is a string.
     """
     if isinstance(values, str):
         raise ConfigurationError(
-            f"Texts and ids must be in a list, but got the string {values!r:.60}.", hint="Put it into a list."
+            f"Texts, queries and ids must be in a list, but got the string {values!r:.60}.",
+            hint="Put it into a list.",
         )
     return values
 
@@ -68,17 +69,9 @@ def check_search(queries: Sequence[str], k: int) -> None:
     """Check the arguments of a search.
 
     Raises:
-        ConfigurationError: ``queries`` is one string, a query is not a string, or ``k`` is not a positive whole
-            number.
+        ConfigurationError: ``queries`` is one string, or ``k`` is not a positive whole number.
     """
-    if isinstance(queries, str):
-        raise ConfigurationError(
-            f"search needs a list of queries, not a single string: {queries[:60]!r}.",
-            hint="Use search([query])[0].",
-        )
-    for query in queries:
-        if not isinstance(query, str):
-            raise ConfigurationError(f"A query must be a string, not {type(query).__name__}.")
+    check_list(queries)
     valid_count(k, "k")
 
 
