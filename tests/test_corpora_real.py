@@ -326,7 +326,7 @@ def test_evaluation_and_log_say_what_is_covered(tmp_path, folders):
     data = write(tmp_path / "paired.jsonl", *rows)
     options = [part for folder in folders.values() for part in ("--corpus", folder)]
     out = tmp_path / "result.json"
-    output = printed("evaluate", "--data", data, "--draft", "none", "--out", out, *options)
+    output = printed("evaluate", "--data", data, "--out", out, *options)
     assert "questions that a corpus covers: " in output
     result = json.loads(out.read_text())
     assert set(result["covered"]) == set(folders)

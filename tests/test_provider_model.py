@@ -272,5 +272,5 @@ def test_what_is_not_known_is_a_typed_error(provider, options, said):
 
 
 def test_a_local_model_takes_no_options():
-    done = rgate("ability", "--llm", "smollm2-135m-instruct", "--think", "off")
+    done = rgate("ability", "--llm", "smollm2-135m-instruct", "--think", "off", "--out", "mine")
     assert "A local model accepts neither --think nor --extra-body" in str(done.exception)

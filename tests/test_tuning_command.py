@@ -15,7 +15,6 @@ from tests.tuning_parts import N, Reader, by_number, questions, shipped, write
 def command(tmp_path, fake, monkeypatch):
     """Run ``rgate tune`` against a server: ``command(reply, *options)``."""
     monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder: BM25Index([]))
-    monkeypatch.setattr("rgate_integrations.cli.tune._find_embedder", lambda: None)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: Reader())
     log = write(tmp_path / "log.jsonl", *questions())
     fixed = ["tune", "--questions", log, "--init-from", shipped(tmp_path), "--out", tmp_path / "my gate"]
@@ -137,10 +136,10 @@ STARTS_AGAIN, RESUMES = "Run the same command to start again.", "Run the same co
     ("work", "line", "says"),
     [
         ("tuning.tune", "tune --questions {q} --llm {url} --model m --index i --out o --yes", RESUMES),
-        ("tuning.ability.measure_ability", "ability --llm {url} --model m", RESUMES),
+        ("tuning.ability.measure_ability", "ability --llm {url} --model m --out o", RESUMES),
         ("tuning.collect", "collect --questions {q} --closed-book --out o", RESUMES),
-        ("tuning.evaluation.evaluate", "evaluate --data {q} --draft none", STARTS_AGAIN),
-        ("tuning.calibrate", "calibrate --data {q} --draft none --out o", STARTS_AGAIN),
+        ("tuning.evaluation.evaluate", "evaluate --data {q}", STARTS_AGAIN),
+        ("tuning.calibrate", "calibrate --data {q} --out o", STARTS_AGAIN),
         (
             "tuning.probe.train_probe",
             "train --data {q} --draft none --out o",

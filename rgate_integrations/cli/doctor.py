@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, astuple
 from typing import Annotated, Literal
 
@@ -37,7 +36,7 @@ _EXTRAS = {
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices, cache and models, and how to get missing parts. You need only the parts you use."""
+    """Report versions, cache and models, and how to get missing parts. You need only the parts you use."""
     say_table(("name", "state", "remedy"), list(_examine()), as_json=as_json)
 
 
@@ -53,11 +52,6 @@ def _examine() -> Iterator[tuple[str, str, str]]:
     yield "rgate", __version__, ""
     yield "python", platform.python_version(), ""
     yield "cpu", f"{os.cpu_count()} cores", ""
-    with suppress(ImportError):
-        import torch
-
-        for number in range(torch.cuda.device_count()):
-            yield f"cuda:{number}", torch.cuda.get_device_name(number), ""
     for name, extra in _EXTRAS.items():
         try:
             yield name, importlib.metadata.version(name), ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import rgate_integrations
-from rgate_integrations.cli.index import open_index
+from rgate_integrations.cli.corpus import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEY,

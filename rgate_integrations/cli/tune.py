@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,39 +10,35 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rgate_integrations.cli.index import open_index
-from rgate_integrations.cli.llms import (
-    AnsweringLLM,
-    ExtraBody,
-    Judge,
-    ModelOnServer,
-    Think,
-    ThinkingTokens,
-    open_judge,
-    open_llm,
-    request_options,
-    say_habits,
-)
+from rgate_integrations.cli.corpus import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEPT_ANSWERS,
+    AnsweringLLM,
     AnswerTokens,
     BudgetOption,
     CorpusFolders,
     Data,
-    DraftOf,
+    ExtraBody,
+    Judge,
     MaxLossOption,
+    ModelOnServer,
     PassageCount,
+    Think,
+    ThinkingTokens,
     make_policy,
+    open_judge,
+    open_llm,
     progress_bar,
+    request_options,
     say,
+    say_habits,
     say_saved,
     say_table,
 )
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.tuning.collection import Progress
     from rgate_integrations.tuning.training import TrainingOptions
     from rgate_integrations.tuning.tuner import TuneResult
@@ -69,6 +64,14 @@ Update = Annotated[
 ]
 SelfLabel = Annotated[
     bool, typer.Option("--self-label", help="Label the --proxy model's own answers, by gold_answers.")
+]
+DraftOf = Annotated[
+    Literal["proxy", "recorded", "none"],
+    typer.Option(
+        "--draft",
+        help="Draft to learn from: proxy (the --proxy model writes it), recorded (closed_book_text of the data) or "
+        "none.",
+    ),
 ]
 TrainedGate = Annotated[
     Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"],
@@ -102,6 +105,7 @@ def tune(
     corpus: CorpusFolders = None,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. If interrupted, run it again."""
+    from rgate_integrations.index.embedder import SentenceEmbedder
     from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import TuneOptions
     from rgate_integrations.tuning import tune as run
@@ -113,7 +117,7 @@ def tune(
         labels=labels,
         judge=open_judge(judge, concurrency, thinking_tokens),
         max_questions=max_questions,
-        embedder=_find_embedder(),
+        embedder=SentenceEmbedder(),
         concurrency=concurrency,
         num_samples=num_samples,
         init_from=init_from,
@@ -170,21 +174,6 @@ def _confirm(
     if remaining and not yes:
         typer.confirm("Continue (--yes skips this question)?", abort=True, err=True)
     report("asking the LLM", 0, sum(calls.values()))
-
-
-def _find_embedder() -> Embedder | None:
-    """Return the default embedder if its model is downloaded; if not, print how to download it, and return None."""
-    from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
-    from rgate_integrations.models.download import cached_path
-
-    if cached_path(DEFAULT_EMBEDDER) is None:  # not downloaded just for this, because it is optional
-        say(
-            "note: without an embedder, answers are compared by their words. "
-            f"To get one: rgate download {DEFAULT_EMBEDDER}",
-            err=True,
-        )
-        return None
-    return SentenceEmbedder()
 
 
 def train(
@@ -300,10 +289,8 @@ def _train(
 
 def ability(
     llm: AnsweringLLM,
+    out: Annotated[Path, typer.Option(help="Folder for the ability.")],
     model: ModelOnServer = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the ability; ability-MODEL by default.")
-    ] = None,
     concurrency: Concurrency = 4,
     think: Think = "as-is",
     thinking_tokens: ThinkingTokens = 2048,
@@ -314,15 +301,8 @@ def ability(
     from rgate_integrations.tuning.arms import ModelArm
 
     answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
-    # A model's name may contain slashes and colons, which a folder's name cannot.
-    folder_name = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
     with progress_bar("reading questions", stopped=KEPT_ANSWERS) as report:
-        measured = measure_ability(
-            ModelArm(answering),
-            out or Path(f"ability-{folder_name}"),
-            concurrency=concurrency,
-            progress=report,
-        )
+        measured = measure_ability(ModelArm(answering), out, concurrency=concurrency, progress=report)
     say_habits(answering)
     _say_failed(measured.failed)
     estimate, prior = measured.ability, measured.prior
