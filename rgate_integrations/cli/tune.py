@@ -206,8 +206,7 @@ def train(
     """
     from rgate_integrations.gates.folder import ADAPTER, CONFIG
     from rgate_integrations.runtime.files import check_output, locked
-    from rgate_integrations.tuning.self_labels import SELF_LABEL
-    from rgate_integrations.tuning.training import TrainingOptions
+    from rgate_integrations.tuning.training import SELF_LABEL, TrainingOptions
 
     if system is not None and gate != "probe":
         raise ConfigurationError(f"--system needs --gate probe, not {gate!r}.", hint="Omit --system.")
@@ -254,7 +253,7 @@ def _train(
     from rgate_integrations.models.proxies import gate_proxy
     from rgate_integrations.tuning.probe import train_probe
     from rgate_integrations.tuning.questions import read_examples
-    from rgate_integrations.tuning.self_labels import SAMPLES, label_own_answers, needs_sampling
+    from rgate_integrations.tuning.training import SAMPLES, label_own_answers, needs_sampling
 
     if gate == "rewriter":
         from rgate_integrations.tuning.fine_tuning import train_rewriter

@@ -100,16 +100,10 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
 
     Raises:
         DataFormatError: The file cannot be read, a line or item is invalid (the message names it), a question
-            lacks required gold answers, there are no questions, or the source is a table or a single mapping.
+            lacks required gold answers, or there are no questions.
     """
     if isinstance(source, str | Path):
         questions: Iterable[Question] = (question for _, question in _read_file(Path(source), _HINT))
-    elif isinstance(source, Mapping) or hasattr(source, "columns"):
-        # Their items are keys, or the names of columns.
-        raise DataFormatError(
-            f"The questions are a {type(source).__name__}, not a list of them.",
-            hint='Pass a list of dicts: [question], or table.to_dict("records").',
-        )
     else:
         questions = map(_as_question, source, count(1))
     by_key: dict[str, Question] = {}
@@ -188,11 +182,10 @@ class DataFile:
             DataFormatError: There are no examples.
         """
         if not examples:
-            is_empty = next(read_records(path), None) is None
-            problem = (
-                "questions, because it is empty" if is_empty else "new questions: earlier files have them all"
+            raise DataFormatError(
+                f"{path} has no questions, or earlier files have them all.",
+                hint="Add questions, or leave this file out.",
             )
-            raise DataFormatError(f"{path} has no {problem}.", hint="Add questions, or leave this file out.")
         return cls(path.name, hashlib.sha256(expand(path).read_bytes()).hexdigest(), tuple(examples))
 
     def as_provenance(self) -> dict[str, Any]:
@@ -344,16 +337,11 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
             f"All {len(known)} questions are labelled {'known' if right else 'unknown'}.",
             hint=f"Add questions labelled {'unknown' if right else 'known'}: a gate learns from the difference.",
         )
-    rarer = min(right, wrong)
-    if folds > rarer:
-        lacking = "known and unknown"
-        if right != wrong:
-            lacking = "known" if right < wrong else "unknown"
+    if folds > min(right, wrong):
         raise DataFormatError(
             f"{right} known and {wrong} unknown questions cannot be split into {folds} folds: each needs a known and "
             "an unknown question.",
-            hint=("" if rarer == 1 else f"Use 2 to {rarer} folds (--folds), or for more folds: ")
-            + f"Add {lacking} questions.",
+            hint="Add questions, or use fewer folds (--folds).",
         )
     return known
 
