@@ -20,8 +20,8 @@ from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import CorpusProfile, load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.corpus.indexed import FOLDER, profile_index
-from rgate_integrations.corpus.searching import collect_passages
+from rgate_integrations.corpus.profile import FOLDER, profile_index
+from rgate_integrations.corpus.sampling import collect_passages
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
 from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate, gated_rag

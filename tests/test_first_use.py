@@ -27,11 +27,16 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.models import download as download_module
 from rgate_integrations.models.catalog import READER
-from rgate_integrations.models.download import cached_path, corpus_path, fetch_path, resolve_model
-from rgate_integrations.models.encoder import ENCODER
+from rgate_integrations.models.download import (
+    OFFLINE,
+    cached_path,
+    corpus_path,
+    fetch_path,
+    find_download_obstacle,
+    resolve_model,
+)
+from rgate_integrations.models.encoder import ENCODER, EncoderProxy
 from rgate_integrations.models.encoder_file import adapter_digest
-from rgate_integrations.models.encoder_proxy import EncoderProxy
-from rgate_integrations.models.first_use import OFFLINE, find_download_obstacle
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.runtime.files import write_folder

@@ -21,13 +21,12 @@ import pytest
 from hypothesis import given, settings
 
 from rgate_integrations import load_gate
-from rgate_integrations.corpus.searching import collect_passages
+from rgate_integrations.corpus.sampling import collect_passages
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DecisionTimeoutError, EvidenceError, ServerError
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.models.bounded_http import LONGEST_BODY
-from rgate_integrations.models.completion import read_completion
-from rgate_integrations.models.remote import RemoteModel
+from rgate_integrations.models.remote import RemoteModel, read_completion
 from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
 from tests.fake_server import Fake, answer, running

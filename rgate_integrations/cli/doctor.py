@@ -43,9 +43,8 @@ def doctor(as_json: AsJson = False) -> None:
 def _examine() -> Iterator[tuple[str, str, str]]:
     """Yield the name, state and remedy of each part of the installation."""
     from rgate_integrations.models.catalog import CATALOGUE, READER
-    from rgate_integrations.models.download import cache_dir, cached_path
+    from rgate_integrations.models.download import cache_dir, cached_path, find_download_obstacle
     from rgate_integrations.models.encoder import ENCODER, Encoder
-    from rgate_integrations.models.first_use import find_download_obstacle
     from rgate_integrations.models.reader import Reader
 
     self_testing = {READER: Reader, ENCODER: Encoder}

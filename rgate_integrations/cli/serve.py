@@ -26,7 +26,7 @@ from rgate_integrations.cli.terminal import (
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, needs_extra
-from rgate_integrations.models.first_use import forbid_downloads
+from rgate_integrations.models.download import forbid_downloads
 
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
@@ -110,7 +110,7 @@ def _choose_profiles(search: Retriever | dict[str, Retriever] | None, corpus: Co
     Raises:
         ConfigurationError: Both are given.
     """
-    from rgate_integrations.corpus.indexed import profile_index
+    from rgate_integrations.corpus.profile import profile_index
 
     if not isinstance(search, dict):
         return corpus

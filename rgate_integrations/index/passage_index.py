@@ -77,7 +77,7 @@ class PassageIndex:
 
     Attributes:
         folder: The folder from which it was loaded, or to which it was last saved; None without one. The index's
-            profile is cached there, see `rgate_integrations.corpus.indexed.profile_index`.
+            profile is cached there, see `rgate_integrations.corpus.profile.profile_index`.
     """
 
     def __init__(self, embedder: Embedder | None = None) -> None:

@@ -16,14 +16,16 @@ from rgate_integrations.models.base import (
     HasStates,
     HiddenStates,
     LanguageModel,
+    PooledLayer,
     TargetScores,
     Values,
     draft_tokens_or_text,
+    layer_numbers,
+    middle_layers,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
-from rgate_integrations.models.pooling import PooledLayer, layer_numbers, middle_layers
 from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
 from rgate_integrations.models.streamed_answer import GenerationOptions, StreamedAnswer
 from rgate_integrations.prompts import PromptTemplate

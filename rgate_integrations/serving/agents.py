@@ -11,7 +11,7 @@ from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.engine.decider import read_item
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.models.first_use import forbid_downloads
+from rgate_integrations.models.download import forbid_downloads
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.serving.wire import likeliest_kind
 

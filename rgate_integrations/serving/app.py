@@ -19,7 +19,7 @@ from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.decision import Failure
 from rgate_integrations.engine.loading import WARM_UP
 from rgate_integrations.errors import RGateError
-from rgate_integrations.models.first_use import forbid_downloads
+from rgate_integrations.models.download import forbid_downloads
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import redact
 from rgate_integrations.serving.gateway import Gateway

@@ -16,8 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, ChunkStream
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.models.bounded_http import make_client
-from rgate_integrations.models.credentials import read_credentials
+from rgate_integrations.models.bounded_http import make_client, read_credentials
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import read_reply, split_thoughts
