@@ -211,7 +211,7 @@ def test_thoughts_that_are_neither_shown_nor_counted_are_known_by_the_missing_an
     for _ in range(3):
         (draft,) = model.generate(ANSWER, VALUES, tokens=9)
         assert draft.text == "Nobody knows ."
-    assert str(model.habits) == "thinks before it answers"
+    assert model.habits.thinks
     assert len(Fake.seen) == 1 + 3
 
 
@@ -223,7 +223,7 @@ def test_a_wordy_first_answer_is_kept_where_no_longer_one_can_be_had(openai):
     model = openai(strict)
     for _ in range(2):
         (draft,) = model.generate(ANSWER, VALUES, tokens=2)
-        assert (draft.text, model.habits.refused, str(model.habits)) == ("Nobody knows", [], "")
+        assert (draft.text, model.habits.refused, model.habits.thinks) == ("Nobody knows", [], False)
 
 
 def test_what_is_refused_is_not_sent_again(openai):
@@ -240,7 +240,7 @@ def test_what_is_refused_is_not_sent_again(openai):
     sent = Fake.seen[-1][1]
     assert (sent["max_completion_tokens"], sent["reasoning_effort"]) == (2050, "low")
     assert not {"temperature", "logprobs"} & sent.keys()
-    assert str(model.habits) == "thinks before it answers and does not accept logprobs, temperature"
+    assert (model.habits.thinks, model.habits.refused) == (True, ["logprobs", "temperature"])
     (samples,) = model.sample(ANSWER, VALUES, n=2, tokens=2, temperature=1.0, seed=0)
     assert [draft.text for draft in samples] == ["Nobody knows"] * 2
     with pytest.raises(EvidenceError, match="cannot give the probability"):

@@ -37,7 +37,6 @@ from rgate_integrations.cli.terminal import (
     progress_bar,
     request_options,
     say,
-    say_habits,
     say_saved,
     say_table,
 )
@@ -98,7 +97,6 @@ def collect(
             judge=open_judge(judge, _CONCURRENCY, thinking_tokens),
             progress=report_progress,
         )
-    say_habits(answering)
     # The file may have questions of earlier runs.
     n = len({q.key for q in map(Question.from_record, read_records(out))} & {q.key for q in to_ask})
     # Evaluating needs the answers with passages, too.

@@ -229,12 +229,6 @@ def open_judge(judge: str | None, concurrency: int, thinking_tokens: int) -> Lan
     return open_llm(llm, model, concurrency, request_options("as-is", "{}", thinking_tokens), key=JUDGE_KEY)
 
 
-def say_habits(llm: LanguageModel) -> None:
-    """Print what was learned about an LLM from its answers, for example that it thinks first."""
-    if llm.habits is not None and str(llm.habits):
-        say(f"{llm.name} {llm.habits}.")
-
-
 # --- text --------------------------------------------------------------------------------------------------------
 
 # Control characters, of which ESC and CSI begin commands to the terminal; line separators; marks that reverse the

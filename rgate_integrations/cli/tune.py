@@ -32,7 +32,6 @@ from rgate_integrations.cli.terminal import (
     progress_bar,
     request_options,
     say,
-    say_habits,
     say_saved,
     say_table,
 )
@@ -136,7 +135,6 @@ def tune(
             before=partial(_confirm, report, llm, judge, yes),
             progress=report,
         )
-    say_habits(answering)
     _say_result(result)
 
 
@@ -302,7 +300,6 @@ def ability(
     answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
     with progress_bar("reading questions", stopped=KEPT_ANSWERS) as report:
         measured = measure_ability(ModelArm(answering), out, concurrency=concurrency, progress=report)
-    say_habits(answering)
     _say_failed(measured.failed)
     estimate, prior = measured.ability, measured.prior
     margin = 1.96 * estimate.sd

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.models.request_options import RequestOptions, ServerHabits
+from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.segments import Segmented
@@ -184,12 +184,10 @@ class LanguageModel(Proxy):
             call. As a judge of answers, it writes Yes or No; with a local judge, the probabilities of the two
             words are compared.
         options: Additional options of its requests.
-        habits: Which fields its server refuses, and whether it thinks; None for a local model.
     """
 
     is_remote: ClassVar[bool] = False
     options: RequestOptions = RequestOptions()
-    habits: ServerHabits | None = None
 
     @abstractmethod
     def generate(

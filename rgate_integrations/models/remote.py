@@ -79,7 +79,6 @@ class RemoteModel(LanguageModel):
     """
 
     is_remote: ClassVar[bool] = True
-    habits: ServerHabits
 
     def __init__(
         self,
