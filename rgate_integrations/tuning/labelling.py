@@ -366,8 +366,6 @@ def _as_record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, An
         "closed_book_text": answered.direct.text,
         "closed_book_logprobs": answered.direct.logprobs,
     }
-    if answered.direct.thinking_tokens:
-        record["thinking_tokens"] = answered.direct.thinking_tokens
     for arm, column in (("direct", "closed_book"), ("retrieve", "rag")):
         if arm in answered.answers:
             text = answered.answers[arm].text

@@ -218,29 +218,21 @@ def read_examples(
         targets: The label of every question, in [0, 1], by its text; replaces the labels in the files.
 
     Raises:
-        DataFormatError: A file cannot be read or has no new question, a line lacks a key or has an invalid
-            value, or a question counts as known in one line and as unknown in another. The message names the
-            file and, for a line, its number.
+        DataFormatError: A file cannot be read or has no new question, or a line lacks a key or has an invalid value.
+            The message names the file and, for a line, its number.
     """
-    seen: dict[str, tuple[bool, str]] = {}
+    seen: set[str] = set()
     files = []
     for path in as_paths(paths):
         examples = []
         needed = '"gold_answers" and "closed_book_text"' if label == "match_ratio" else f'"{label}"'
         for record, question in _read_file(path, f'Each line needs "question" and {needed}.'):
             target = _read_target(record, question, label) if targets is None else targets[question.text]
-            example = Example(question, target)
             # A question that consists of symbols normalises to an empty text.
             key = normalise(question.text) or question.text
             if key not in seen:
-                seen[key] = (example.known, record.where)
-                examples.append(example)
-            known, first = seen[key]
-            if known != example.known:
-                raise DataFormatError(
-                    f"{record.where}: the label of {question.text[:60]!r} differs from that in {first}.",
-                    hint="Remove one of the two lines, or correct its label.",
-                )
+                seen.add(key)
+                examples.append(Example(question, target))
         files.append(DataFile.from_examples(path, examples))
     return files
 

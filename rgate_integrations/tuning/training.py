@@ -224,8 +224,8 @@ def label_own_answers(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        DataFormatError: A file cannot be read or has no new question, a line lacks a key, or a repeated
-            question gets a different label; the message names the file.
+        DataFormatError: A file cannot be read or has no new question, or a line lacks a key; the message names the
+            file.
         ServerError: The model could not answer a question.
         NoAnswerError: The model was cut off while it was still thinking.
     """
