@@ -26,7 +26,6 @@ from rgate_integrations.cli.terminal import (
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, needs_extra
-from rgate_integrations.models.download import forbid_downloads
 
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
@@ -89,6 +88,8 @@ def serve(
     that server. If the environment variable RGATE_TOKEN is set, clients must send it as the bearer token, except to
     /health and /ready.
     """
+    from rgate_integrations.models.download import forbid_downloads
+
     with needs_extra("serve"):
         from rgate_integrations.serving.app import make_app
         from rgate_integrations.serving.server import make_server
@@ -157,8 +158,7 @@ def _make_gateway(
 def _load_served(
     name: str, llm_name: str, threshold: float | None = None, corpus: Corpus | None = None
 ) -> DecisionEngine:
-    """Return the gate for a server, and forbid this process to download missing catalogue models on first use."""
-    forbid_downloads()
+    """Return the gate for a server."""
     gate = rgate_integrations.load_gate(name, llm_name=llm_name, corpus=corpus or None)
     return gate if threshold is None else gate.with_options(threshold=threshold)
 
