@@ -135,18 +135,32 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
       and of the AUC (bootstrap), if it compares at least 10 questions with at least 10 others.
     - ``n``, ``failed``: the number of questions, and of those that the gate could not judge.
     """
-    metrics = _compute_metrics(judged)
     n = len(judged.p)
+    p, retrieve, known, rag = judged.p, judged.retrieve, judged.closed_book, judged.rag
+    rate, never, always = float(retrieve.mean()), float(known.mean()), float(rag.mean())
+    metrics = {
+        "auc": auc(p, known),
+        "accuracy": float((retrieve == ~known).mean()),
+        "ece": expected_calibration_error(p, known),
+        "retrieval_rate": rate,
+        "containment_accuracy": float(np.where(retrieve, rag, known).mean()),
+        "never": never,
+        "always": always,
+        "oracle": float((known | rag).mean()),
+        "random_same_rate": never + rate * (always - never),
+        "helped": int((~retrieve & known & ~rag).sum()),
+        "harmed": int((~retrieve & ~known & rag).sum()),
+    }
     rates = np.linspace(0, 1, 21)
-    accuracies = np.interp(
-        rates * n, np.arange(n + 1), retrieval_curve(judged.p, judged.closed_book, judged.rag)
-    )
+    accuracies = np.interp(rates * n, np.arange(n + 1), retrieval_curve(p, known, rag))
     intervals = {name: [round(end, 4) for end in wilson(metrics[name], n)] for name in _SHARES}
-    known = judged.closed_book
     if min(known.sum(), (~known).sum()) >= _LEAST_OF_A_CLASS:
         # The bootstrap has a fixed seed, so that the same data always give the same interval.
-        resamples = np.random.default_rng(0).integers(0, n, (1_000, n))
-        areas = [auc(judged.p[rows], known[rows]) for rows in resamples]
+        rng = np.random.default_rng(0)
+        areas = []
+        for _ in range(1_000):
+            rows = rng.integers(0, n, n)
+            areas.append(auc(p[rows], known[rows]))
         # A resample with only one class has no AUC, and nanquantile ignores it.
         intervals["auc"] = np.nanquantile(areas, [0.025, 0.975]).round(4).tolist()
     return {
@@ -165,25 +179,6 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _compute_metrics(judged: JudgedQuestions) -> dict[str, float]:
-    p, retrieve, closed, rag = judged.p, judged.retrieve, judged.closed_book, judged.rag
-    rate = float(retrieve.mean())
-    never, always = float(closed.mean()), float(rag.mean())
-    return {
-        "auc": auc(p, closed),
-        "accuracy": float((retrieve == ~closed).mean()),
-        "ece": expected_calibration_error(p, closed),
-        "retrieval_rate": rate,
-        "containment_accuracy": float(np.where(retrieve, rag, closed).mean()),
-        "never": never,
-        "always": always,
-        "oracle": float((closed | rag).mean()),
-        "random_same_rate": never + rate * (always - never),
-        "helped": int((~retrieve & closed & ~rag).sum()),
-        "harmed": int((~retrieve & ~closed & rag).sum()),
-    }
 
 
 def evaluate(
