@@ -7,7 +7,7 @@ LIGHT := .venv/.light
 # What is printed is seen at once, in a pipe too.
 export PYTHONUNBUFFERED = 1
 
-.PHONY: setup demo test test-slow test-extras test-wheel soak lint type bench cookbook docs clean
+.PHONY: setup demo test test-slow test-extras test-wheel lint type bench cookbook docs clean
 
 setup: $(STAMP)
 
@@ -35,11 +35,6 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small
 	$(BIN)/python -m pytest -m slow
-
-# Everything at once for 20 minutes, with faults by a seeded schedule: make soak SEED=7 MINUTES=5
-soak: $(STAMP)
-	$(BIN)/rgate download multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct
-	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
 test-extras:
 	PYTHON=$(PYTHON) tests/extras.sh

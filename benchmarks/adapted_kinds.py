@@ -23,9 +23,8 @@ from kind_rows import (
 from rich.progress import track
 from segment_rows import make_training_mixtures
 
-from rgate_integrations.models.encoder import Encoder
+from rgate_integrations.models.encoder import Encoder, EncoderProxy
 from rgate_integrations.models.encoder_file import BRANCH, HIDDEN, read_weights
-from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.runtime.segments import Segmented, layout
 
 LAYERS = (6, 8, 14, 16)

@@ -36,8 +36,8 @@ from logprobs import (
 
 from rgate_integrations.gates.artifacts import LogprobHead, ProbeArtifact
 from rgate_integrations.gates.folder import save_gate
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.catalog import DEFAULT_MODEL
-from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.reader import FINGERPRINT
 from rgate_integrations.tuning.evaluation import auc
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from heads import VectorCache, hash_question
 
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
-from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.reader import Reader, ReaderRow, pool_row
 
 CUTS = (8, 16, 32, 64)

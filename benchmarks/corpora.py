@@ -32,7 +32,7 @@ from rgate_integrations.corpus.background import FILE
 from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
-from rgate_integrations.models.encoder_proxy import EncoderProxy
+from rgate_integrations.models.encoder import EncoderProxy
 from rgate_integrations.runtime.arrays import unit
 from rgate_integrations.tuning.evaluation import auc
 

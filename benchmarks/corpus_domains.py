@@ -12,7 +12,7 @@ from base import read_records
 
 from rgate_integrations import CorpusProfile
 from rgate_integrations.corpus import profile as profile_module
-from rgate_integrations.models.encoder_proxy import EncoderProxy
+from rgate_integrations.models.encoder import EncoderProxy
 
 DOCSTRINGS, SEED = 1_000, 0
 

@@ -19,7 +19,7 @@ from rgate_integrations import CorpusProfile
 from rgate_integrations.corpus import profile as profile_module
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
-from rgate_integrations.models.encoder_proxy import EncoderProxy
+from rgate_integrations.models.encoder import EncoderProxy
 
 UTTERANCES, ROUTER_SEEDS, LLM_QUESTIONS = 10, 5, 20
 DESCRIPTIONS_OF_ALL = DESCRIPTIONS | {

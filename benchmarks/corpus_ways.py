@@ -14,7 +14,7 @@ from llama_index.core.schema import TextNode
 from rgate_integrations import CorpusProfile
 from rgate_integrations.index import BM25Index, Passage
 from rgate_integrations.langchain import FaissVectorStore
-from rgate_integrations.models.encoder_proxy import EncoderProxy
+from rgate_integrations.models.encoder import EncoderProxy
 from rgate_integrations.tuning.evaluation import auc
 
 COUNTS = (20, 100, 500, 2_000)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rgate_integrations.models.base import PooledLayer, RequestLayers
+from rgate_integrations.models.encoder import EncoderProxy
 from rgate_integrations.models.encoder_file import LAYERS
-from rgate_integrations.models.encoder_proxy import EncoderProxy
-from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 

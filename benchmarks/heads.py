@@ -30,10 +30,10 @@ from rgate_integrations.gates.artifacts import FactHeads, HeadsArtifact, Kind
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.heads import HeadsGate, p_answered
 from rgate_integrations.gates.probability import sigmoids
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import download
 from rgate_integrations.models.encoder import ENCODER
-from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.reader import Reader
 from rgate_integrations.runtime.segments import layout
 from rgate_integrations.tuning.evaluation import auc

@@ -16,7 +16,7 @@ from traffic_requests import APPLICATIONS, read_traffic
 from training_text import make_training_rows
 
 from rgate_integrations.gates.artifacts import Kind, KindHead
-from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.runtime.segments import layout
 
 KINDS = (

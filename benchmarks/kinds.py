@@ -53,9 +53,8 @@ from rgate_integrations.gates.artifacts import AttentionHead, HeadsArtifact, Kin
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.download import download
-from rgate_integrations.models.encoder import ENCODER, Encoder
+from rgate_integrations.models.encoder import ENCODER, Encoder, EncoderProxy
 from rgate_integrations.models.encoder_file import ADAPTER, make_encoder
-from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.tuning.evaluation import auc
 
 GROUPED = "text in many languages and frames"

@@ -15,7 +15,7 @@ from base import argument_parser, print_table, read_records
 from templates import FOLDER, make_requests, read_lines
 
 from rgate_integrations.gates import rules
-from rgate_integrations.models.encoder_proxy import EncoderProxy
+from rgate_integrations.models.encoder import EncoderProxy
 
 OUT = Path(rules.__file__).parents[1] / "weights" / "rules" / "likeness.npz"
 DIRECTIONS = 192

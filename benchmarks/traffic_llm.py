@@ -315,7 +315,7 @@ def similarity_way(application: str) -> dict[str, Decide]:
     from semantic_router import IndexedRouter, Route
     from semantic_router.encoders import DenseEncoder
 
-    from rgate_integrations.models.encoder_proxy import EncoderProxy
+    from rgate_integrations.models.encoder import EncoderProxy
 
     class Encoder(DenseEncoder):
         def __call__(self, docs: list[Any]) -> list[list[float]]:

@@ -25,8 +25,8 @@ from pydantic import (
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.runtime import replies
 from rgate_integrations.runtime.records import check_logprob
+from rgate_integrations.runtime.segments import label_turns
 from rgate_integrations.runtime.text import encodable
-from rgate_integrations.runtime.transcripts import label_turns
 
 _T = TypeVar("_T")
 

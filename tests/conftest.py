@@ -13,9 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER
-from rgate_integrations.models import first_use
 from rgate_integrations.models.catalog import READER
-from rgate_integrations.models.download import cached_path, download
+from rgate_integrations.models.download import OFFLINE, cached_path, download
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.remote import RemoteModel
@@ -123,9 +122,9 @@ def minilm() -> str:
 @pytest.fixture
 def online(monkeypatch):
     """A process that may fetch what is missing on first use."""
-    for name in first_use.OFFLINE:
+    for name in OFFLINE:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(first_use, "_serving", threading.Event())
+    monkeypatch.setattr("rgate_integrations.models.download._serving", threading.Event())
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.runtime.context import variable_set
+from rgate_integrations.runtime.flow import variable_set
 from tests.begun_answers import (
     UNSURE,
     WHOLE,

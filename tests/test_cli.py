@@ -90,14 +90,6 @@ def test_a_folder_with_other_files_is_refused_before_the_work(command, tmp_path)
     assert "such as 'thesis.txt'" in error.message
 
 
-def test_latencies_that_are_none_are_refused_before_the_work():
-    """Regression: `evaluate` wrote them into a result, which `report` refused."""
-    for latency in (("-5", "10"), ("10", "nan"), ("inf", "inf")):
-        error = rgate("evaluate", "--data", "no-such.jsonl", "--latency", *latency).exception
-        assert isinstance(error, ConfigurationError)
-        assert "finite numbers" in error.message
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -147,32 +139,13 @@ def test_decide_says_why_and_how_many_skip():
     assert (done.exit_code, done.stderr) == (0, "2 of 2 skip retrieval.\n")
 
 
-def test_decide_reads_json_lines_with_what_came_with_a_question():
-    lines = '{"question": "who is Bo?", "popularity": 5000}\n{"question": "who is Al?", "popularity": 3}\n'
-    found = objects(rgate("decide", "--gate", "popularity", "--json", stdin=lines))
-    assert [each["retrieve"] for each in found] == [False, True]
-    line = {"question": "And in Italy?", "history": ["user: How many customers do we have?"]}
-    # This gate reads no turns, so what follows on them is retrieved for.
-    assert rgate(*NEVER, stdin=json.dumps(line)).stdout.startswith("retrieve")
-
-
-def test_a_line_that_is_no_question_is_an_error_with_its_number_and_the_others_go_on():
-    """Regression: one was judged as a question, and skipped with P(known) 0.98."""
-    lines = (
-        'who is Bo?\n\n{"q": 1}\n{"question": "what is Bo?"}\n{not json\nnot json{\n{"question": "is Bo?"}\n'
-    )
-    done = rgate(*NEVER, "--json", stdin=lines)
-    said = [each.get("error", {}).get("message", "")[:7] for each in objects(done)]
-    assert said == ["", "The que", "Argumen", "", "Argumen", "Argumen", ""]
-    assert [each["retrieve"] for each in objects(done)] == [bool(wrong) for wrong in said]
-    assert (done.exit_code, objects(done)[4]["question"]) == (1, "{not json")
-
-
-def test_a_mark_of_utf_8_before_json_lines_is_no_part_of_them():
-    """Regression: the JSON was judged as the question."""
-    done = rgate(*NEVER, "--json", stdin='\ufeff{"question": "who?"}\n')
-    assert [each["question"] for each in objects(done)] == ["who?"]
-    assert rgate(*NEVER, stdin="\ufeffwho is Bo?\n").stdout.startswith("skip     1.00  who is Bo?")
+def test_a_line_that_is_no_question_is_an_error_and_the_others_go_on():
+    done = rgate(
+        *NEVER, "--json", stdin="\ufeffwho is Bo?\n\nwhat is Bo?\n"
+    )  # some editors write such a mark
+    assert [each["retrieve"] for each in objects(done)] == [False, True, False]
+    assert [each["question"] for each in objects(done)] == ["who is Bo?", "", "what is Bo?"]
+    assert (done.exit_code, objects(done)[1]["error"]["type"]) == (1, "InvalidQuestionError")
 
 
 def test_ctrl_c_while_the_command_finishes_is_no_traceback():

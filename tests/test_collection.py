@@ -1,6 +1,5 @@
 """What is asked and kept: both arms, failures, kills, full disks, servers. Nothing is asked twice."""
 
-import json
 import threading
 from types import SimpleNamespace
 
@@ -16,7 +15,6 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.hybrid import HybridIndex
-from rgate_integrations.models.base import TargetScores
 from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.runtime.files import locked
 from rgate_integrations.tuning import collect, read_paired
@@ -24,7 +22,6 @@ from rgate_integrations.tuning.arms import ModelArm, read_answer
 from rgate_integrations.tuning.collection import STOP_AFTER, answers_file
 from tests.fake_server import Fake
 from tests.patience import PATIENCE
-from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS
 from tests.test_index import Letters
 from tests.tuning_parts import (
@@ -180,26 +177,6 @@ def test_collecting_goes_on_after_a_kill(tmp_path):
     assert collect(asked, model, out, index=index()).read_text() == whole.read_text()
     assert 0 < len(model.asked) < 2 * len(asked)
     assert "rag_answer" not in collect(ASKED, Model(), tmp_path / "alone.jsonl").read_text()
-
-
-class Strict(ScriptedProxy):
-    """A judge to whom every answer is wrong, also those that contain the gold answer."""
-
-    def score(self, prompt, values, targets, **options):
-        return [TargetScores((-3.0, -0.1), 1) for _ in values]
-
-
-def test_answers_with_retrieval_stay_in_a_file_that_is_continued_without(tmp_path):
-    """Regression: they were dropped from the file."""
-    passages = {"1": "Bread is baked.", "2": "Rain falls."}
-    given = {"out": tmp_path / "out.jsonl", "index": index(passages), "judge": Strict()}
-    collect(ASKED[:3], Model(), **given)
-    out = collect(ASKED[:5], Model(), given["out"])
-    kept = {"rag_answer": "Answer.", "rag_correct": False}
-    assert [
-        {name: value for name, value in json.loads(line).items() if name.startswith("rag_")}
-        for line in out.read_text().splitlines()
-    ] == [kept, kept, kept, {}, {}]
 
 
 @pytest.mark.parametrize(

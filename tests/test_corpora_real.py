@@ -20,8 +20,8 @@ from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import CorpusProfile, load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.corpus.indexed import FOLDER, profile_index
-from rgate_integrations.corpus.searching import collect_passages
+from rgate_integrations.corpus.profile import FOLDER, profile_index
+from rgate_integrations.corpus.sampling import collect_passages
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
 from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate, gated_rag
@@ -326,7 +326,7 @@ def test_evaluation_and_log_say_what_is_covered(tmp_path, folders):
     data = write(tmp_path / "paired.jsonl", *rows)
     options = [part for folder in folders.values() for part in ("--corpus", folder)]
     out = tmp_path / "result.json"
-    output = printed("evaluate", "--data", data, "--draft", "none", "--out", out, *options)
+    output = printed("evaluate", "--data", data, "--out", out, *options)
     assert "questions that a corpus covers: " in output
     result = json.loads(out.read_text())
     assert set(result["covered"]) == set(folders)

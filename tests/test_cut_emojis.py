@@ -4,7 +4,6 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, ChatMessage, HumanMessage
 from llama_index.core.base.llms.types import ChatMessage as LlamaMessage
 from llama_index.core.llms import MockLLM
@@ -16,13 +15,12 @@ from rgate_integrations import Decision, load_gate
 from rgate_integrations.answering.claims import Claim
 from rgate_integrations.answering.query_plan import Query, QueryPlan
 from rgate_integrations.index.embedder import SentenceEmbedder
-from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, RetrievalGateMiddleware
-from rgate_integrations.langchain.graph import gate_node
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine, GatedRetriever
 from rgate_integrations.llama_index.agents import GatedTool
 from rgate_integrations.models.encoding import TextEncoder
 from tests.begun_answers import TurnReader
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, each
+from tests.langchain_fakes import INVOKES, Judge, each
 from tests.llama_index_parts import Shelf, both_ways, over
 
 CUT, READ = "Thanks \ud83d", "Thanks ?"
@@ -53,34 +51,12 @@ def test_langchain_decides(call, value):
     assert as_json(call(RetrievalGate("constant:never"), value)) == READ
 
 
-@each(BATCHES)
-def test_it_takes_no_other_of_its_batch_along(call):
-    gate = RetrievalGate(Judge())
-    found = call(gate, [CUT, SAID.text, "fine"], return_exceptions=True)
-    assert [as_json(decision) for decision in found] == [READ, READ, "fine"]
-    guarded = gate.guard(lambda query: [Document(page_content=query)])
-    cut, fine = call(guarded, [f"unknown {CUT}", "unknown"], return_exceptions=True)
-    assert [cut[0].page_content, fine[0].page_content] == [f"unknown {READ}", "unknown"]
-
-
-@each(SINGLES)
-def test_a_router_routes(call):
-    router = RetrievalGate(Judge()).route(retrieve=lambda _: "searched", direct=lambda _: "answered")
-    assert call(router, SAID.text) == "answered"
-
-
 @each(INVOKES)
 def test_turns_before_a_question(call):
     judge = TurnReader()
     assert as_json(call(RetrievalGate(judge), HISTORY)) == "And when?"
     assert judge.histories == [(f"user: {READ}", f"assistant: {READ}")]
     assert call(ClaimQueryRewriter("constant:always"), SAID.text) == [READ]
-
-
-def test_agents_and_graphs():
-    middleware = RetrievalGateMiddleware(Judge(), tools=["search"])
-    assert as_json(middleware.before_agent({"messages": [SAID]}, None)["retrieval_decision"]) == READ
-    assert as_json(gate_node(Judge()).invoke({"question": SAID.text})["retrieval_decision"]) == READ
 
 
 @both_ways

@@ -13,7 +13,7 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.folder import tuned_files
-from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.runtime.files import write_folder
 from tests.three_corpora import TEXTS
 

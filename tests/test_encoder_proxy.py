@@ -5,10 +5,9 @@ import pytest
 
 from rgate_integrations import Draft
 from rgate_integrations.errors import EvidenceError
+from rgate_integrations.models.base import PooledLayer, RequestLayers
 from rgate_integrations.models.download import cached_path, download
-from rgate_integrations.models.encoder import ENCODER, Encoder
-from rgate_integrations.models.encoder_proxy import EncoderProxy
-from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.models.encoder import ENCODER, Encoder, EncoderProxy
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 

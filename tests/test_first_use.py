@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,13 +26,16 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.models import download as download_module
 from rgate_integrations.models.catalog import READER
-from rgate_integrations.models.download import cached_path, corpus_path, fetch_path, resolve_model
+from rgate_integrations.models.download import (
+    OFFLINE,
+    cached_path,
+    fetch_path,
+    find_download_obstacle,
+    resolve_model,
+)
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.encoder_file import adapter_digest
-from rgate_integrations.models.encoder_proxy import EncoderProxy
-from rgate_integrations.models.first_use import OFFLINE, find_download_obstacle
 from rgate_integrations.models.local import TransformersProxy
-from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.runtime.files import write_folder
 from tests.patience import ENDS_SOON, Clock
 
@@ -97,18 +99,6 @@ def test_what_is_missing_is_fetched_with_one_line_and_then_nothing_is_said(fetch
     assert not caplog.text
 
 
-def test_everything_of_the_catalogue_is_fetched(fetcher):
-    for look in (
-        lambda: EncoderProxy().encoder,
-        lambda: ReaderProxy().reader,
-        lambda: resolve_model("smollm2-135m-instruct"),
-        lambda: corpus_path("encyclopedia-leads"),
-    ):
-        with suppress(ModelLoadError):  # the folder is empty
-            look()
-    assert fetcher.asked == [ENCODER, READER, "smollm2-135m-instruct", "encyclopedia-leads"]
-
-
 @pytest.mark.parametrize("stream", [None, io.StringIO()])
 def test_without_standard_error_it_is_fetched_all_the_same(fetcher, capfd, monkeypatch, stream):
     if stream is not None:
@@ -138,12 +128,6 @@ def test_a_variable_that_says_no_forbids_nothing(fetcher, monkeypatch, value):
     monkeypatch.setenv("RGATE_OFFLINE", value)
     assert find_download_obstacle() == ""
     assert fetch_path(MINILM, "embedder") == fetcher.cache / MINILM
-
-
-def test_a_missing_corpus_is_no_missing_model(fetcher, monkeypatch):
-    monkeypatch.setenv("RGATE_OFFLINE", "1")
-    error = fails(partial(corpus_path, "encyclopedia-leads"), DownloadError)
-    assert error.hint == "Run `rgate download encyclopedia-leads`."
 
 
 def test_the_decision_server_is_one_and_its_log_says_what_to_download(fetcher, caplog):
@@ -218,13 +202,6 @@ def test_what_failed_is_not_tried_again_for_five_minutes(fetcher, monkeypatch, c
     fetcher.error = None
     assert look() == fetcher.cache / MINILM
     assert len(fetcher.asked) == 2
-
-
-def test_what_was_downloaded_by_hand_after_a_failure_is_used_at_once(fetcher):
-    fetcher.error = DownloadError("No network.")
-    fails(partial(fetch_path, MINILM, "embedder"), DownloadError)
-    write_folder(fetcher.cache / MINILM, {"rgate.json": "{}"})
-    assert fetch_path(MINILM, "embedder") == fetcher.cache / MINILM
 
 
 def test_ctrl_c_is_no_failure(fetcher, caplog):

@@ -1,18 +1,12 @@
 """The gateway attacked: by clients, by web pages, and by an upstream that is not what it should be."""
 
 import json
-import posixpath
 import re
 from dataclasses import dataclass
-from functools import cache
-from urllib.parse import unquote
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.routing import Mount
 
 from rgate_integrations.errors import ConfigurationError
@@ -138,51 +132,6 @@ def test_other_targets_arrive_as_they_were_sent(attacked, target):
     assert f"authorization: bearer {KEY}".encode() in request.lower()
 
 
-NASTY = [
-    "/",
-    "\\",
-    ".",
-    "..",
-    ";",
-    "@",
-    ":",
-    "?",
-    "#",
-    "%",
-    "%2e",
-    "%2E",
-    "%2f",
-    "%5C",
-    "%25",
-    "%00",
-    "%20",
-    "x",
-    "[",
-    "//",
-]
-
-
-@cache  # each new one reads the certificates of all authorities
-def tenant():
-    return Upstream("http://user.example:8000/tenant-a/v1")
-
-
-@given(st.lists(st.sampled_from(NASTY), max_size=12).map("".join))
-def test_whatever_the_target_the_url_is_below_the_base(target):
-    path, _, query = target.partition("?")
-    request = Request({"type": "http", "raw_path": path.encode(), "query_string": query.encode()})
-    try:
-        url = tenant()._url_for(request)
-    except httpx.InvalidURL:
-        return
-    assert (url.scheme, url.netloc, url.fragment) == ("http", b"user.example:8000", "")
-    decoded = unquote(url.raw_path.partition(b"?")[0].decode()).replace("\\", "/")
-    # As a server reads it that decodes once, takes a backslash for a slash, and drops what follows a semicolon.
-    names = [name.partition(";")[0].strip("\0 ") for name in decoded.split("/")]
-    assert posixpath.normpath("/".join(names)).startswith("/tenant-a")
-    assert not {".", ".."} & set(names)
-
-
 def test_pipelined_requests_are_judged_one_by_one():
     with raw_upstream() as (behind, upstream):
         with serving_gateway(Words(), behind, key=KEY, token=TOKEN) as url:
@@ -230,7 +179,7 @@ def test_headers_of_one_connection_are_not_forwarded():
     assert "connection: keep-alive" in lines  # the gateway's own
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_proxy_of_the_environment_gets_nothing_for_this_machine(monkeypatch, host):
     with raw_upstream() as (proxy, between), raw_upstream() as (behind, upstream):
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):

@@ -61,7 +61,6 @@ WRONG = {
     "no text": [[Hit(Passage("1", None), 1.0)]],
     "no title": [[Hit(Passage("1", "x", title=None), 1.0)]],
     "bytes": [[Hit(Passage("1", b"x"), 1.0)]],
-    "no id": [[Hit(Passage([], "x"), 1.0)]],
     "error": raises(OSError("index gone")),
     "speechless": raises(SpeechlessError()),
     "stops": raises(StopIteration()),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.base import PooledLayer
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 head_fit = pytest.importorskip("head_fit")

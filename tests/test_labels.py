@@ -14,7 +14,7 @@ from rgate_integrations.tuning import collect
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.labelling import agrees, label, parse_verdict
 from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
-from rgate_integrations.tuning.self_labels import label_own_answers, needs_sampling
+from rgate_integrations.tuning.training import label_own_answers, needs_sampling
 from tests.commands import printed
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
@@ -31,9 +31,6 @@ from tests.tuning_parts import Direct, Model, N, by_number, known, questions, re
         ([{"question": "x", "gold_answers": {}}], "gold_answers is neither a string nor a list"),
         ([7], "question 1: question is empty or not a string"),
         ("none.jsonl", "cannot be read"),
-        # Regression: the keys, or the names of the columns, were the questions.
-        ({"question": "x", "gold_answers": ["y"]}, "are a dict, not a list"),
-        (Mock(columns=["question"]), "are a Mock, not a list"),
     ],
 )
 def test_a_log_that_cannot_be_used(given, said):

@@ -17,8 +17,8 @@ from rgate_integrations.gates.artifacts import ProbeArtifact
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.local_chat import LocalChat
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import TransformersProxy
-from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.streamed_answer import GenerationOptions, find_answer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.records import read_choice_logprobs

@@ -299,28 +299,6 @@ def test_bfloat16_decides_alike(smollm2):
 
 
 @pytest.mark.model
-def test_a_batch_that_does_not_fit_is_halved(smollm2, caplog):
-    import torch
-
-    whole = smollm2.generate(ANSWER, VALUES[:3], tokens=1)
-    sizes: list[int] = []
-
-    def cramped(model, arguments, options):
-        sizes.append(len(options["input_ids"]))
-        if sizes[-1] > fits:
-            raise torch.OutOfMemoryError
-
-    fits = 1
-    with smollm2.runner.model.register_forward_pre_hook(cramped, with_kwargs=True):
-        assert [d.text for d in smollm2.generate(ANSWER, VALUES[:3], tokens=1)] == [d.text for d in whole]
-        assert sizes == [3, 1, 2, 1, 1]
-        assert "halving" in caplog.text
-        fits = 0
-        with pytest.raises(torch.OutOfMemoryError):
-            smollm2.generate(ANSWER, VALUES[:1], tokens=1)
-
-
-@pytest.mark.model
 def test_a_pickled_proxy_is_the_shared_model_without_its_weights(smollm2):
     own = TransformersProxy(NAME, device="cpu", dtype="bfloat16")
     for proxy, shared in ((smollm2, smollm2), (own, shared_proxy(NAME, device="cpu", dtype="bfloat16"))):

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.decision import Draft
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.models.completion import read_completion
+from rgate_integrations.models.remote import read_completion
 from rgate_integrations.runtime.records import check_logprob, read_choice_logprobs, read_logprobs
 from rgate_integrations.tuning.arms import read_answer
 from tests.begun_answers import Reader

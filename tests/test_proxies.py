@@ -9,12 +9,10 @@ from rgate_integrations import Draft, load_gate
 from rgate_integrations.engine import decision_engine
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.folder import save_gate
-from rgate_integrations.models.base import HasStates, HiddenStates, LanguageModel
+from rgate_integrations.models.base import HasStates, HiddenStates, LanguageModel, PooledLayer
 from rgate_integrations.models.catalog import DEFAULT_MODEL
-from rgate_integrations.models.encoder import ENCODER
-from rgate_integrations.models.encoder_proxy import EncoderProxy
+from rgate_integrations.models.encoder import ENCODER, EncoderProxy
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
-from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.proxies import gate_proxy, language_model, read_states, state_reader
 from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER

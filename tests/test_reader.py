@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.models.base import PooledLayer, RequestLayers
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import TransformersProxy
-from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.reader import FINGERPRINT, STATES, Reader, ReaderProxy
 from rgate_integrations.models.reader_file import READER_WEIGHTS, TOKENIZER, quantise
 from rgate_integrations.prompts import ANSWER

@@ -16,8 +16,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import Passage
-from rgate_integrations.index.adapters import as_hit, as_retriever
-from rgate_integrations.index.retriever import Hit
+from rgate_integrations.index.retriever import Hit, as_hit, as_retriever
 from tests.scripted_upstream import Shelf
 
 TEXTS = ["Oulu is in Finland.", "Graz is in Austria.", "Bari is in Italy."]
@@ -46,11 +45,6 @@ FOUND = {
     "LlamaIndex' index": llama_index,
     "LlamaIndex' retriever": lambda: llama_index().as_retriever(similarity_top_k=2),
     "a function": lambda: documents,
-    "a function with k": lambda: lambda query, k: documents(query)[:k],
-    "a function with k by default": lambda: lambda query, k=9: documents(query)[:k],
-    "a function with other options": lambda: (
-        lambda query, lang="en": documents(query) if lang == "en" else []
-    ),
     "mappings": lambda: (
         lambda query: ({"text": text, "title": "Cities", "metadata": METADATA} for text in TEXTS)
     ),
@@ -115,16 +109,6 @@ def test_a_frameworks_retriever_may_have_a_method_search_of_its_own(make):
 def test_what_cannot_search_is_refused(found):
     with pytest.raises(ConfigurationError, match="cannot search"):
         as_retriever(found)
-
-
-def test_only_a_second_parameter_named_k_gets_the_number_of_passages():
-    """Regression: a later parameter named ``k`` counted, and the second one got its number."""
-
-    def find(query, language="en", k=2):
-        return [f"{query} {language}"] * k
-
-    ((first, second),) = as_retriever(find).search(["Oulu"], 3)
-    assert first.passage.text == second.passage.text == "Oulu en"
 
 
 @pytest.mark.parametrize(

@@ -219,19 +219,6 @@ def test_head_is_answered_as_get_without_a_body(words, path, needs_token):
     assert (got.status_code, got.content) == (200, b"")
 
 
-@pytest.mark.parametrize("command", ["serve", "mcp --http"])
-def test_a_port_that_is_taken_is_an_error_with_a_hint(command):
-    """Regression: uvicorn logged the error of the operating system, and exited."""
-    if command.startswith("mcp"):
-        pytest.importorskip("mcp")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        error = rgate(*command.split(), "--gate", "constant:never", "--port", port).exception
-    assert isinstance(error, ConfigurationError)
-    assert f"port {port}" in error.message
-    assert "--port" in error.hint
-
-
 def test_who_has_no_token_is_refused_and_health_needs_none(words):
     body = {"questions": ["known"]}
     with serving_gate(words, token=TOKEN) as url:

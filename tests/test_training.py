@@ -19,8 +19,7 @@ from rgate_integrations.prompts import answer_prompt
 from rgate_integrations.tuning.evaluation import fold_metrics
 from rgate_integrations.tuning.probe import cross_validate, fit_probe
 from rgate_integrations.tuning.questions import Question, read_examples
-from rgate_integrations.tuning.self_labels import label_own_answers
-from rgate_integrations.tuning.training import TrainingOptions, drafts_for
+from rgate_integrations.tuning.training import TrainingOptions, drafts_for, label_own_answers
 from tests.commands import printed, rgate
 from tests.tuning_parts import Model, write
 
@@ -35,13 +34,12 @@ GOOD = '{"question": "who?", "closed_book_correct": true}\n'
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "bad.jsonl has no questions, because it is empty"),
+        ("", "bad.jsonl has no questions"),
         (GOOD + "{", "line 2: not JSON"),
         (GOOD + "[1]", "line 2: not a JSON object"),
         (GOOD + '{"question": "x"}', "line 2: closed_book_correct must be .*, but is missing"),
         (GOOD + '{"question": 3, "closed_book_correct": true}', "line 2: question is empty or not a string"),
         (GOOD + '{"question": "x", "closed_book_correct": 2}', "line 2: closed_book_correct must be"),
-        (GOOD + '{"question": "Who", "closed_book_correct": false}', "line 2: .*differs from that in"),
     ],
 )
 def test_bad_files_and_lines_are_named(tmp_path, content, why):
@@ -56,9 +54,7 @@ def test_a_repeated_question_counts_once(tmp_path):
     files = read_examples([first, second])
     found = [(e.question.text, e.known, e.question.dataset) for file in files for e in file.examples]
     assert found == [("Who is it?", True, "a"), ("what?", False, "d"), ("where?", True, "b")]
-    with pytest.raises(
-        DataFormatError, match=r"a\.jsonl has no new questions: earlier files have them all\."
-    ):
+    with pytest.raises(DataFormatError, match=r"a\.jsonl has no questions, or earlier files have them all\."):
         read_examples([first, first])
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rgate_integrations import Request, load_gate
-from rgate_integrations.runtime.transcripts import split_transcript
+from rgate_integrations.runtime.segments import split_transcript
 
 QUESTION = "When does our lease end?"
 TURNS = QUESTION, ("user: Hello", "assistant: Hi!\nWhat can I do?")

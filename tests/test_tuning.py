@@ -24,10 +24,7 @@ from rgate_integrations.gates.tuned import draft_features
 from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
-from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction, ridge_logistic
-from rgate_integrations.tuning.questions import Question
-from rgate_integrations.tuning.report import mean_tokens
 from rgate_integrations.tuning.training import TrainingOptions
 from tests.commands import printed
 from tests.saved_gates import change
@@ -242,16 +239,6 @@ def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):
     choice = tuned(tmp_path, prior, options={"policy": MaxLoss(0.05)}).question.choice
     assert (choice.guaranteed, choice.threshold) == (False, ALWAYS)
     assert re.search(r"n = \d+.*questions like these would be enough", choice.guarantee)
-
-
-def test_tokens_by_hand():
-    short = Draft(text="x", tokens=("a",) * 4, prompt_tokens=10)
-    long = Draft(text="x" * 40, prompt_tokens=100)  # whose tokens are not listed: about ten
-    answered = [Answered(Question("?"), {"direct": short, "retrieve": long}, {})] * 2
-    assert mean_tokens(answered, [True, False]).tolist() == [55, 7]
-    assert mean_tokens(answered, [True, False], 3).tolist() == [60, 8.5]  # its prompt and three tokens
-    unknown = Answered(Question("?"), {"direct": short, "retrieve": Draft(text="x")}, {})
-    assert mean_tokens([unknown], [True]) is None
 
 
 @pytest.mark.model

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from functools import cache, partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rgate_integrations.cli.index import open_index
+from rgate_integrations.cli.corpus import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     DEFAULT_LLM,
@@ -32,12 +31,8 @@ from rgate_integrations.cli.terminal import (
 )
 from rgate_integrations.errors import DataFormatError, RGateError
 
-# Bytes that Python could not decode: in arguments, and in standard input in the C locales of containers.
-_UNDECODED = re.compile("[\udc80-\udcff]")
-
 if TYPE_CHECKING:
-    from rgate_integrations.decision import Decision, Request
-    from rgate_integrations.engine.decider import Failed
+    from rgate_integrations.decision import Decision
     from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.models.base import LanguageModel
@@ -60,10 +55,9 @@ def decide(
 ) -> None:
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if any could not be judged.
 
-    Prints the decision, P(known), the question and the reason. An argument or line may also be a JSON object with
-    "question" and, for gates that use them, "draft", "popularity" and "history", a list of turns. If an argument or
-    line begins with "{", it and all that follow must be such objects; others get an error instead of a decision.
+    Prints the decision, P(known), the question and the reason.
     """
+    from rgate_integrations.engine.decider import read_item
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.gates.rules import Rules
     from rgate_integrations.runtime.flow import run
@@ -78,10 +72,10 @@ def decide(
         corpus=corpus or None,
     )
     count = skipped = failed = 0
-    lines = _read_requests(_read_questions(questions), threshold)
+    lines = _read_questions(questions)
     while batch := list(itertools.islice(lines, 16)):
-        decisions = run(loaded.flow([item for _, item in batch]))
-        for (question, _), decision in zip(batch, decisions, strict=True):
+        decisions = run(loaded.flow([read_item(question, threshold=threshold) for question in batch]))
+        for question, decision in zip(batch, decisions, strict=True):
             count += 1
             skipped += not decision.retrieve
             failed += decision.error is not None
@@ -174,67 +168,25 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
     """Yield the questions of the arguments, or else the lines of standard input.
 
     Raises:
-        DataFormatError: An argument or a line is not in the encoding of the terminal, usually UTF-8.
+        DataFormatError: Standard input is not UTF-8.
     """
     if arguments:
-        for argument in arguments:
-            if _UNDECODED.search(argument):
-                raise _wrong_encoding("An argument", sys.getfilesystemencoding())
-            yield argument
+        yield from arguments
         return
-    # None if it is closed.
-    if sys.stdin and sys.stdin.isatty():
+    if not isinstance(sys.stdin, TextIOWrapper):  # closed
+        return
+    if sys.stdin.isatty():
         say("Type one question per line, then Ctrl-D.", err=True)
+    # Whatever the locale. Some editors write a byte order mark at the beginning of a file.
+    sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     try:
-        for line in sys.stdin or ():
-            if _UNDECODED.search(line):
-                raise _wrong_encoding("Standard input", sys.stdin.encoding)
-            # Some editors write a byte order mark at the beginning of a file.
-            yield line.removeprefix("\ufeff").rstrip("\r\n")
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise _wrong_encoding("Standard input", error.encoding) from error
+        raise DataFormatError("Standard input is not UTF-8.", hint="Encode it as UTF-8.") from error
 
 
-def _wrong_encoding(source: str, encoding: str) -> DataFormatError:
-    return DataFormatError(
-        f"{source} has bytes that are not valid {encoding}.",
-        hint="Encode it as UTF-8, and set PYTHONUTF8=1 if Python expects another encoding.",
-    )
-
-
-def _read_requests(
-    lines: Iterable[str], threshold: float | None
-) -> Iterator[tuple[object, Request | Failed]]:
-    """Yield, for each line, the question as given and its request or error; a line is a question or a JSON object."""
-    from rgate_integrations.engine.decider import Failed, read_item
-    from rgate_integrations.runtime.files import parse_json
-
-    is_json = False
-    for number, line in enumerate(lines, start=1):
-        # After a JSON line, a malformed line is an error and not a question.
-        is_json = is_json or line.lstrip().startswith("{")
-        fields: Any = None if is_json else {"question": line}
-        if is_json:
-            with suppress(ValueError):
-                fields = parse_json(line)
-        if not isinstance(fields, dict) or "question" not in fields:
-            error = DataFormatError(
-                f"Argument or line {number} is not a JSON object with a question.",
-                hint='Write all of them as {"question": "…"}, or all as plain questions.',
-            )
-            yield line, Failed(error, line)
-            continue
-        item = read_item(
-            fields["question"],
-            threshold=threshold,
-            draft=fields.get("draft"),
-            popularity=fields.get("popularity"),
-            history=fields.get("history"),
-        )
-        yield fields["question"], item
-
-
-def _as_json(question: object, decision: Decision) -> dict[str, Any]:
+def _as_json(question: str, decision: Decision) -> dict[str, Any]:
     """Return a decision as a JSON object; after a failure, only ``question``, ``retrieve`` and ``error``."""
     if decision.error is not None:
         return {"question": question, "retrieve": True, "error": decision.error.model_dump()}
@@ -242,9 +194,9 @@ def _as_json(question: object, decision: Decision) -> dict[str, Any]:
     return {**decision.model_dump(mode="json", exclude={"draft", "error"}), "draft": draft}
 
 
-def _print_decision(question: object, decision: Decision) -> None:
+def _print_decision(question: str, decision: Decision) -> None:
     if (error := decision.error) is not None:
-        say(f"error     {str(question)[:80]!r}: {RGateError(error.message, hint=error.hint)}", fg="red")
+        say(f"error     {question[:80]!r}: {RGateError(error.message, hint=error.hint)}", fg="red")
         return
     word, colour = ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
     say(f"{word:8} ", nl=False, fg=colour)

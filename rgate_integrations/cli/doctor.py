@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, astuple
 from typing import Annotated, Literal
 
@@ -37,27 +36,21 @@ _EXTRAS = {
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices, cache and models, and how to get missing parts. You need only the parts you use."""
+    """Report versions, cache and models, and how to get missing parts. You need only the parts you use."""
     say_table(("name", "state", "remedy"), list(_examine()), as_json=as_json)
 
 
 def _examine() -> Iterator[tuple[str, str, str]]:
     """Yield the name, state and remedy of each part of the installation."""
     from rgate_integrations.models.catalog import CATALOGUE, READER
-    from rgate_integrations.models.download import cache_dir, cached_path
+    from rgate_integrations.models.download import cache_dir, cached_path, find_download_obstacle
     from rgate_integrations.models.encoder import ENCODER, Encoder
-    from rgate_integrations.models.first_use import find_download_obstacle
     from rgate_integrations.models.reader import Reader
 
     self_testing = {READER: Reader, ENCODER: Encoder}
     yield "rgate", __version__, ""
     yield "python", platform.python_version(), ""
     yield "cpu", f"{os.cpu_count()} cores", ""
-    with suppress(ImportError):
-        import torch
-
-        for number in range(torch.cuda.device_count()):
-            yield f"cuda:{number}", torch.cuda.get_device_name(number), ""
     for name, extra in _EXTRAS.items():
         try:
             yield name, importlib.metadata.version(name), ""

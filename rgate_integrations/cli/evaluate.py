@@ -6,52 +6,53 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rgate_integrations.cli.index import open_index
-from rgate_integrations.cli.llms import (
-    AnsweringLLM,
-    ExtraBody,
-    Judge,
-    ModelOnServer,
-    Think,
-    ThinkingTokens,
-    open_judge,
-    open_llm,
-    request_options,
-    say_habits,
-)
+from rgate_integrations.cli.corpus import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     DEFAULT_LLM,
     KEPT_ANSWERS,
     NOT_WRITTEN,
+    AnsweringLLM,
     AnswerTokens,
     BudgetOption,
     CorpusFolders,
     Data,
-    DraftOf,
+    ExtraBody,
     GateName,
     IndexFolder,
+    Judge,
     MaxLossOption,
+    ModelOnServer,
     PassageCount,
     ProxyName,
+    Think,
+    ThinkingTokens,
     make_policy,
+    open_judge,
+    open_llm,
     progress_bar,
+    request_options,
     say,
     say_saved,
     say_table,
 )
-from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rgate_integrations.decision import Decision
     from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.tuning.questions import Example
 
-_SHOWN_GAPS = 20  # maximum number of uncovered questions to list
+JudgedDraft = Annotated[
+    Literal["proxy", "recorded"],
+    typer.Option(
+        "--draft",
+        help="Draft to judge: proxy (written by the gate, if it reads one) or recorded (closed_book_text).",
+    ),
+]
 _CONCURRENCY = 4  # concurrent LLM calls of `collect`
 
 
@@ -96,7 +97,6 @@ def collect(
             judge=open_judge(judge, _CONCURRENCY, thinking_tokens),
             progress=report_progress,
         )
-    say_habits(answering)
     # The file may have questions of earlier runs.
     n = len({q.key for q in map(Question.from_record, read_records(out))} & {q.key for q in to_ask})
     # Evaluating needs the answers with passages, too.
@@ -110,7 +110,7 @@ def collect(
 def evaluate(
     data: Data,
     gate: GateName = DEFAULT_GATE,
-    draft: DraftOf = "proxy",
+    draft: JudgedDraft = "proxy",
     proxy: ProxyName = None,
     corpus: CorpusFolders = None,
     latency: Annotated[
@@ -134,11 +134,6 @@ def evaluate(
 
     if out is not None:
         check_output(out, *data)
-    if latency is not None and not all(0 <= milliseconds < float("inf") for milliseconds in latency):
-        raise ConfigurationError(
-            f"--latency must be two finite numbers of at least 0, not {latency[0]} and {latency[1]}.",
-            hint="Give milliseconds without and with retrieval, such as --latency 300 900.",
-        )
     examples = all_examples(read_paired(data))
     loaded = _load_judged(gate, draft, proxy, corpus)
     with progress_bar("asking the gate", stopped=NOT_WRITTEN) as report_progress:
@@ -222,7 +217,7 @@ def calibrate(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the calibrated gate.")],
     gate: Annotated[str, typer.Option(help="Gate: a name (see rgate gates) or a folder.")] = DEFAULT_GATE,
-    draft: DraftOf = "proxy",
+    draft: JudgedDraft = "proxy",
     max_loss: MaxLossOption = None,
     budget: BudgetOption = None,
     proxy: ProxyName = None,
@@ -257,31 +252,12 @@ def calibrate(
 def _load_judged(
     name: str, draft: str, proxy: str | None, corpus: Sequence[Path] | None = None
 ) -> DecisionEngine:
-    """Return the gate to evaluate or calibrate; ``"default"`` means the shipped gate for this kind of draft.
-
-    If ``draft`` is ``"none"``, the gate ``"ik"`` reads only the question.
-
-    Raises:
-        ConfigurationError: ``draft`` is ``"none"``, but the gate reads a draft. This is not raised for ``"ik"``.
-    """
+    """Return the gate to evaluate or calibrate; ``"default"`` means the shipped gate for this kind of draft."""
     from rgate_integrations.engine.loading import DEFAULT_GATES, load_gate
-    from rgate_integrations.gates.evidence.base import expand_specs
-    from rgate_integrations.gates.evidence.draft import DraftSpec
 
-    # The package ships a gate for each kind of draft.
     if name == DEFAULT_GATE:
         name = DEFAULT_GATES[draft]
-    gate = load_gate(name, proxy=proxy, corpus=corpus or None)
-    if draft != "none":
-        return gate
-    if name == "ik":
-        return gate.with_options(tokens=0)
-    if any(isinstance(spec, DraftSpec) for spec in expand_specs(gate.gate.specs)):
-        raise ConfigurationError(
-            f"The gate {name!r} needs a draft, but --draft is none.",
-            hint=f"Use --draft proxy or recorded, or --gate {DEFAULT_GATE} or ik.",
-        )
-    return gate
+    return load_gate(name, proxy=proxy, corpus=corpus or None)
 
 
 def report(
@@ -303,11 +279,7 @@ def monitor(
     ],
     gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions with those at calibration, and list gaps.
-
-    Gaps are questions that no corpus covers and the LLM may not know. The first 20 are listed, each once.
-    """
-    from rgate_integrations.gates.corpus import COVERED
+    """Compare logged decisions with those at calibration."""
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records
     from rgate_integrations.tuning.evaluation import is_judged, measure_drift
@@ -318,26 +290,13 @@ def monitor(
         saved.provenance,
         hint="Make the gate with rgate tune or rgate calibrate.",
     )
-    logged, covered, gaps = [], [], []
+    logged = []
     for record in read_records(log, hint="Remove the line if its writing was interrupted."):
-        p_known, p_covered = record.optional_number("p_known"), record.optional_number("p_covered")
+        p_known = record.optional_number("p_known")
         if p_known is not None and not 0 <= p_known <= 1:
             raise record.error("p_known is not in [0, 1]")
-        if p_covered is not None and p_known is not None:
-            covered.append(p_covered >= COVERED)
-            if p_covered < COVERED and p_known < saved.threshold:
-                gaps.append(str(record.fields.get("question")))
         if p_known is not None and is_judged(p_known, *map(record.fields.get, ("override", "error"))):
             logged.append(p_known)
-    if covered:
-        say(f"Of {len(covered)} questions, {sum(covered) / len(covered):.1%} are about a corpus.")
-        distinct = list(dict.fromkeys(gaps))
-        shown = ":" if gaps else "."
-        if len(distinct) > _SHOWN_GAPS:
-            shown = f"; the first {_SHOWN_GAPS}:"
-        say(f"{len(gaps)} are not, and the LLM may not know the answers either{shown}")
-        for question in distinct[:_SHOWN_GAPS]:
-            say(f"  {' '.join(question.split())[:110]}")
     scores = calibration.numbers("scores")
     n = calibration.optional_number("scored") or calibration.optional_number("n") or len(scores)
     drift = measure_drift(scores, n, logged, saved.threshold)

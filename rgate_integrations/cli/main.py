@@ -12,10 +12,9 @@ import typer
 
 from rgate_integrations import __version__
 from rgate_integrations.cli.ask import ask, decide
+from rgate_integrations.cli.corpus import index, profile
 from rgate_integrations.cli.doctor import doctor, download, gates
 from rgate_integrations.cli.evaluate import calibrate, collect, evaluate, monitor, report
-from rgate_integrations.cli.index import app as index
-from rgate_integrations.cli.profile import profile
 from rgate_integrations.cli.serve import mcp, serve
 from rgate_integrations.cli.terminal import print_log, say_error
 from rgate_integrations.cli.tune import ability, train, tune

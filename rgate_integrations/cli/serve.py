@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import rgate_integrations
-from rgate_integrations.cli.index import open_index
+from rgate_integrations.cli.corpus import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEY,
@@ -26,7 +26,6 @@ from rgate_integrations.cli.terminal import (
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, needs_extra
-from rgate_integrations.models.first_use import forbid_downloads
 
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
@@ -89,6 +88,8 @@ def serve(
     that server. If the environment variable RGATE_TOKEN is set, clients must send it as the bearer token, except to
     /health and /ready.
     """
+    from rgate_integrations.models.download import forbid_downloads
+
     with needs_extra("serve"):
         from rgate_integrations.serving.app import make_app
         from rgate_integrations.serving.server import make_server
@@ -110,7 +111,7 @@ def _choose_profiles(search: Retriever | dict[str, Retriever] | None, corpus: Co
     Raises:
         ConfigurationError: Both are given.
     """
-    from rgate_integrations.corpus.indexed import profile_index
+    from rgate_integrations.corpus.profile import profile_index
 
     if not isinstance(search, dict):
         return corpus
@@ -157,8 +158,7 @@ def _make_gateway(
 def _load_served(
     name: str, llm_name: str, threshold: float | None = None, corpus: Corpus | None = None
 ) -> DecisionEngine:
-    """Return the gate for a server, and forbid this process to download missing catalogue models on first use."""
-    forbid_downloads()
+    """Return the gate for a server."""
     gate = rgate_integrations.load_gate(name, llm_name=llm_name, corpus=corpus or None)
     return gate if threshold is None else gate.with_options(threshold=threshold)
 
@@ -176,7 +176,7 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
             raise ConfigurationError(
                 "--index and --retriever cannot be combined.", hint="Leave one of them out."
             )
-        from rgate_integrations.index.adapters import as_retriever
+        from rgate_integrations.index.retriever import as_retriever
 
         return as_retriever(load_object(name))
     folders = {}
@@ -206,7 +206,7 @@ def mcp(
     With --http, if the environment variable RGATE_TOKEN is set, clients must send it as the bearer token.
     """
     with needs_extra("mcp"):
-        from rgate_integrations.serving.agents import make_mcp_app, make_mcp_server, serve_stdio
+        from rgate_integrations.serving.agents import make_mcp_app, make_mcp_server
         from rgate_integrations.serving.server import make_server
     server = make_mcp_server(_load_served(gate, llm_name, corpus=corpus))
     if http:
@@ -214,4 +214,4 @@ def mcp(
     else:
         # Ctrl-C must kill the process, because a thread that waits for standard input cannot be interrupted.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        serve_stdio(server)
+        server.run()

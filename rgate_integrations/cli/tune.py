@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,31 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rgate_integrations.cli.index import open_index
-from rgate_integrations.cli.llms import (
-    AnsweringLLM,
-    ExtraBody,
-    Judge,
-    ModelOnServer,
-    Think,
-    ThinkingTokens,
-    open_judge,
-    open_llm,
-    request_options,
-    say_habits,
-)
+from rgate_integrations.cli.corpus import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEPT_ANSWERS,
+    AnsweringLLM,
     AnswerTokens,
     BudgetOption,
     CorpusFolders,
     Data,
-    DraftOf,
+    ExtraBody,
+    Judge,
     MaxLossOption,
+    ModelOnServer,
     PassageCount,
+    Think,
+    ThinkingTokens,
     make_policy,
+    open_judge,
+    open_llm,
     progress_bar,
+    request_options,
     say,
     say_saved,
     say_table,
@@ -43,7 +38,6 @@ from rgate_integrations.cli.terminal import (
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.tuning.collection import Progress
     from rgate_integrations.tuning.training import TrainingOptions
     from rgate_integrations.tuning.tuner import TuneResult
@@ -69,6 +63,14 @@ Update = Annotated[
 ]
 SelfLabel = Annotated[
     bool, typer.Option("--self-label", help="Label the --proxy model's own answers, by gold_answers.")
+]
+DraftOf = Annotated[
+    Literal["proxy", "recorded", "none"],
+    typer.Option(
+        "--draft",
+        help="Draft to learn from: proxy (the --proxy model writes it), recorded (closed_book_text of the data) or "
+        "none.",
+    ),
 ]
 TrainedGate = Annotated[
     Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"],
@@ -102,6 +104,7 @@ def tune(
     corpus: CorpusFolders = None,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. If interrupted, run it again."""
+    from rgate_integrations.index.embedder import SentenceEmbedder
     from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import TuneOptions
     from rgate_integrations.tuning import tune as run
@@ -113,7 +116,7 @@ def tune(
         labels=labels,
         judge=open_judge(judge, concurrency, thinking_tokens),
         max_questions=max_questions,
-        embedder=_find_embedder(),
+        embedder=SentenceEmbedder(),
         concurrency=concurrency,
         num_samples=num_samples,
         init_from=init_from,
@@ -132,7 +135,6 @@ def tune(
             before=partial(_confirm, report, llm, judge, yes),
             progress=report,
         )
-    say_habits(answering)
     _say_result(result)
 
 
@@ -172,21 +174,6 @@ def _confirm(
     report("asking the LLM", 0, sum(calls.values()))
 
 
-def _find_embedder() -> Embedder | None:
-    """Return the default embedder if its model is downloaded; if not, print how to download it, and return None."""
-    from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
-    from rgate_integrations.models.download import cached_path
-
-    if cached_path(DEFAULT_EMBEDDER) is None:  # not downloaded just for this, because it is optional
-        say(
-            "note: without an embedder, answers are compared by their words. "
-            f"To get one: rgate download {DEFAULT_EMBEDDER}",
-            err=True,
-        )
-        return None
-    return SentenceEmbedder()
-
-
 def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the trained gate.")],
@@ -217,8 +204,7 @@ def train(
     """
     from rgate_integrations.gates.folder import ADAPTER, CONFIG
     from rgate_integrations.runtime.files import check_output, locked
-    from rgate_integrations.tuning.self_labels import SELF_LABEL
-    from rgate_integrations.tuning.training import TrainingOptions
+    from rgate_integrations.tuning.training import SELF_LABEL, TrainingOptions
 
     if system is not None and gate != "probe":
         raise ConfigurationError(f"--system needs --gate probe, not {gate!r}.", hint="Omit --system.")
@@ -265,7 +251,7 @@ def _train(
     from rgate_integrations.models.proxies import gate_proxy
     from rgate_integrations.tuning.probe import train_probe
     from rgate_integrations.tuning.questions import read_examples
-    from rgate_integrations.tuning.self_labels import SAMPLES, label_own_answers, needs_sampling
+    from rgate_integrations.tuning.training import SAMPLES, label_own_answers, needs_sampling
 
     if gate == "rewriter":
         from rgate_integrations.tuning.fine_tuning import train_rewriter
@@ -300,10 +286,8 @@ def _train(
 
 def ability(
     llm: AnsweringLLM,
+    out: Annotated[Path, typer.Option(help="Folder for the ability.")],
     model: ModelOnServer = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the ability; ability-MODEL by default.")
-    ] = None,
     concurrency: Concurrency = 4,
     think: Think = "as-is",
     thinking_tokens: ThinkingTokens = 2048,
@@ -314,16 +298,8 @@ def ability(
     from rgate_integrations.tuning.arms import ModelArm
 
     answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
-    # A model's name may contain slashes and colons, which a folder's name cannot.
-    folder_name = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
     with progress_bar("reading questions", stopped=KEPT_ANSWERS) as report:
-        measured = measure_ability(
-            ModelArm(answering),
-            out or Path(f"ability-{folder_name}"),
-            concurrency=concurrency,
-            progress=report,
-        )
-    say_habits(answering)
+        measured = measure_ability(ModelArm(answering), out, concurrency=concurrency, progress=report)
     _say_failed(measured.failed)
     estimate, prior = measured.ability, measured.prior
     margin = 1.96 * estimate.sd

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -15,12 +17,10 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from rgate_integrations.corpus.background import background
-from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
-from rgate_integrations.corpus.searching import collect_passages
+from rgate_integrations.corpus.sampling import Sample, collect_passages, overlap, sample_texts
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
-from rgate_integrations.errors import ConfigurationError, ProfileError
-from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder
-from rgate_integrations.models.encoder_proxy import EncoderProxy
+from rgate_integrations.errors import ConfigurationError, ProfileError, WriteError
+from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, EncoderProxy
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import find_folder, json_text, parse_json, read_file, write_folder
 from rgate_integrations.runtime.records import first_problem
@@ -29,6 +29,8 @@ from rgate_integrations.runtime.text import encodable
 
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
+FOLDER = "profile"
+"""Name of the folder in an index's folder in which the index's profile is cached."""
 MAX_PASSAGES = 1_500
 """Maximum number of passages that a profile keeps."""
 NEIGHBOURS = 5
@@ -41,6 +43,8 @@ Fitted by ``benchmarks/corpora.py``."""
 NAME_CLOSENESS, TERM_CLOSENESS = 0.2, 0.02
 """What a name from the corpus adds to `CorpusProfile.closeness`, and what its telling words do: the latter times the
 natural log of one plus their number."""
+
+_log = logging.getLogger("rgate_integrations")
 
 _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
@@ -381,3 +385,62 @@ def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float
         total = len(sentences) * (float(np.median(nearness)) - baseline)
     margin = (total + _PRIOR_SENTENCES * _PRIOR_MARGIN) / (len(sentences) + _PRIOR_SENTENCES)
     return min(max(margin, _MIN_MARGIN), _MAX_MARGIN)
+
+
+# --- of an index ---------------------------------------------------------------------------------------------------
+
+
+def profile_index(index: Any, name: str) -> CorpusProfile:
+    """Return the profile of an index: the cached one if it is up to date, otherwise a new one.
+
+    Args:
+        index: A `PassageIndex`, `HybridIndex` or `BM25Index`, or any object with ``passages``.
+        name: Name of the corpus.
+
+    Raises:
+        ConfigurationError: The index has no ``passages``, or the name is not text.
+        ProfileError: The index is empty.
+        ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
+        DownloadError: The encoder could not be downloaded.
+    """
+    index = getattr(index, "dense", index)
+    passages = getattr(index, "passages", None)
+    if passages is None:
+        raise missing_passages(type(index).__name__)
+    return profile_texts([passage.searchable for passage in passages], name, getattr(index, "folder", None))
+
+
+def missing_passages(what: str) -> ConfigurationError:
+    """Return the error for an object whose passages cannot be read; ``what`` names it, such as "a selector"."""
+    return ConfigurationError(
+        f"corpus=True needs one index whose passages can be read, but they cannot be read from {what}.",
+        hint="Make the profile yourself: corpus=CorpusProfile.from_retriever(retriever).",
+    )
+
+
+def profile_texts(texts: Collection[str], name: str, folder: Path | None = None) -> CorpusProfile:
+    """Return the profile of an index's passages: the cached one if it is up to date, otherwise a new one.
+
+    A new profile is cached in the index's folder. If that fails, the failure is logged.
+
+    Args:
+        texts: The passages, each with its title.
+        name: Name of the corpus.
+        folder: The index's folder; None if the index is not saved.
+
+    Raises:
+        RGateError: See `profile_index`.
+    """
+    if folder is not None:
+        with suppress(ProfileError):
+            saved = CorpusProfile.load(folder / FOLDER)
+            if not saved.is_outdated(texts):
+                return replace(saved, name=name)
+    profile = CorpusProfile.from_texts(texts, name)
+    if folder is not None and folder.is_dir():  # it may have been moved
+        try:
+            profile.save(folder / FOLDER)
+        except (WriteError, ConfigurationError) as error:
+            # The cache is optional: the folder may be read-only.
+            _log.warning("The profile of %r was not saved: %s", name, error)
+    return profile

@@ -1,12 +1,20 @@
-"""Samples a corpus's passages in one pass and constant memory."""
+"""Samples a corpus's passages: in one pass and constant memory, or with a bounded number of searches."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass, field
+from threading import TIMEOUT_MAX
+from typing import Any
 
-from rgate_integrations.errors import ProfileError
+from rgate_integrations.decision import valid_count, valid_timeout
+from rgate_integrations.errors import ProfileError, first_line
+from rgate_integrations.index.retriever import Retriever, SearchFunction, as_retriever
+from rgate_integrations.runtime.flow import Call, Start
+from rgate_integrations.runtime.segments import segments
 
 _MAX_CHARS = 2_000  # characters of a passage; a longer text is a document, which is split
 _SKETCH_SIZE = 256  # number of hashes in a sketch
@@ -67,3 +75,115 @@ def _passages(texts: Iterable[str]) -> Iterator[str]:
             passage = text[begin : begin + _MAX_CHARS].strip()
             if passage:
                 yield passage
+
+
+# --- through a retriever -------------------------------------------------------------------------------------------
+
+_TOP_K = 10  # passages per search, if the retriever lets us set it
+_FIRST_QUERIES = (
+    "overview introduction",
+    "how to get started",
+    "error problem solution",
+    "policy rules requirements",
+    "price cost payment",
+    "history people places",
+    "example function parameter",
+    "symptoms treatment",
+    "law contract rights",
+    "customer product service",
+    "date schedule report",
+    "security access account",
+)
+"""First queries, which suit different kinds of corpora, such as documentation, policies or medicine."""
+_WINDOW, _MIN_NEW_SHARE = 20, 0.05
+"""Collection ends when less than ``_MIN_NEW_SHARE`` of what the last ``_WINDOW`` searches found is new."""
+_MAX_QUERY_CHARS = 120  # a longer sentence is cut
+
+
+def collect_passages(retriever: Any, searches: int = 100, timeout: float | None = 120.0) -> list[str]:
+    """Return the distinct passages that a bounded number of searches finds.
+
+    The first queries are shipped; each later one is a sentence of a passage found so far. Searching ends early when
+    the results contain little that is new.
+
+    Args:
+        retriever: See `as_retriever`.
+        searches: Maximum number of searches, at least 1.
+        timeout: Maximum time of all searches, in seconds; None sets no limit. Passages found by then are returned.
+
+    Raises:
+        ConfigurationError: ``retriever`` cannot be searched, ``searches`` is below 1, or ``timeout`` is not above 0.
+        ProfileError: A search failed, its results have no text, or the time ended before any search found a passage.
+    """
+    valid_count(searches, "searches")
+    # A guarded retriever is searched without its gate, which would hide what the LLM knows.
+    while hasattr(retriever, "retriever") and isinstance(getattr(retriever, "known_message", 0), str | None):
+        retriever = retriever.retriever
+    searched = as_retriever(retriever)
+    deadline = time.monotonic() + (valid_timeout(timeout) or TIMEOUT_MAX)
+    passages: dict[str, None] = {}
+    latest: list[tuple[int, int]] = []  # passages found and new passages, per search
+    for query in _queries(passages, searches):
+        texts = _search_in_time(searched, query, deadline)
+        if texts is None:
+            break
+        before = len(passages)
+        passages.update(dict.fromkeys(texts))
+        latest = [*latest, (len(texts), len(passages) - before)][-_WINDOW:]
+        total, new = map(sum, zip(*latest, strict=True))
+        if len(latest) == _WINDOW and new < _MIN_NEW_SHARE * max(total, 1):
+            break
+    if not passages and time.monotonic() >= deadline:
+        raise ProfileError(
+            f"No search found anything within {timeout:g} s.",
+            hint="Check the retriever's server, or allow more seconds: CorpusProfile.from_retriever(…, timeout=…).",
+        )
+    return list(passages)
+
+
+def _queries(passages: dict[str, None], most: int) -> Iterator[str]:
+    """Yield at most ``most`` distinct queries: the shipped ones, then sentences of ``passages``, which may grow."""
+    asked = set(_FIRST_QUERIES)
+    yield from _FIRST_QUERIES[:most]
+    used = 0
+    while len(asked) < most and used < len(passages):
+        # Newest first, because no other search has found those.
+        passage = list(passages)[-1 - used]
+        unused = [
+            segment[:_MAX_QUERY_CHARS]
+            for segment in segments(passage[:2_000])
+            if segment[:_MAX_QUERY_CHARS] not in asked
+        ]
+        used = 0 if unused else used + 1
+        if unused:
+            asked.add(unused[0])
+            yield unused[0]
+
+
+def _search_in_time(retriever: Retriever, query: str, deadline: float) -> list[str] | None:
+    """Return the texts that a search finds, or None after the deadline. A hanging search keeps its daemon thread.
+
+    Raises:
+        ProfileError: The search failed, or its results have no text.
+    """
+    job: Any = Start(Call(_find_texts, None, retriever, query)).run().job
+    wait([job], max(deadline - time.monotonic(), 0.0))
+    if not job.done():
+        return None
+    error = job.exception()  # a retriever may raise anything, also SystemExit
+    if error is not None:
+        raise ProfileError(
+            f"The retriever failed while its profile was made: {type(error).__name__}: {first_line(error)}",
+            hint=getattr(error, "hint", "")
+            or "Check that it returns a list of strings, documents or nodes, and that its server is running.",
+        ) from error
+    return job.result()
+
+
+def _find_texts(retriever: Retriever, query: str) -> list[str]:
+    """Return the texts of all passages that a search finds. The retriever is asked for ten, but may return more."""
+    if isinstance(retriever, SearchFunction):
+        hits = retriever.find(query, _TOP_K)
+    else:
+        hits = retriever.search([query], _TOP_K)[0]
+    return [hit.passage.searchable for hit in hits]

@@ -19,8 +19,7 @@ from rgate_integrations.gates.evidence.base import Drafter, Sources, expand_spec
 from rgate_integrations.gates.rules import RuleOptions, RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.proxies import gate_proxy
-from rgate_integrations.runtime.context import variable_set
-from rgate_integrations.runtime.flow import Call, Flow
+from rgate_integrations.runtime.flow import Call, Flow, variable_set
 
 # Requests per batch. A local model reads 16 rows in one pass; larger passes are not faster, and keep others waiting.
 _LOCAL_BATCH, _MAX_BATCH = 16, 64

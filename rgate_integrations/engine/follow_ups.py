@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence
 
 from rgate_integrations.decision import Request
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
-from rgate_integrations.runtime.transcripts import split_transcript
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments, split_transcript
 
 REFERS_BACK = "The question refers to earlier turns, which the gate did not see."
 UNREAD = "The question follows earlier turns, which the gate does not read: rewrite it to stand alone."

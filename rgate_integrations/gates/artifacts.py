@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from rgate_integrations.decision import DraftSource, Finite, Threshold
 from rgate_integrations.gates.probability import sigmoids, softmax
-from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.runtime.segments import LAYOUT

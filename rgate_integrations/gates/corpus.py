@@ -16,8 +16,8 @@ from rgate_integrations.gates.base import Gate, InnerGate, Score, ScoreSpec, Spe
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_pass
 from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.encoder_file import LAYERS
-from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.arrays import BoolArray, unit
 
 _VECTOR = PooledLayer(LAYERS, "question", "mean")  # scaled to length 1, the encoder's sentence vector

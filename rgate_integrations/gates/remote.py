@@ -15,8 +15,13 @@ from rgate_integrations.decision import Decision, Override
 from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.gates.base import Gate, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
-from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
-from rgate_integrations.models.credentials import read_credentials
+from rgate_integrations.models.bounded_http import (
+    Answer,
+    make_client,
+    read_credentials,
+    request,
+    run_requests,
+)
 
 TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name, not a token
 """Name of the environment variable with a decision server's token, for the server and for its clients."""

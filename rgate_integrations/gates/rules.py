@@ -27,9 +27,8 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, first
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_pass
-from rgate_integrations.models.base import HasStates
+from rgate_integrations.models.base import HasStates, PooledLayer, RequestLayers
 from rgate_integrations.models.encoder import ENCODER
-from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit

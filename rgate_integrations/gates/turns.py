@@ -20,8 +20,7 @@ from rgate_integrations.gates.evidence.model_outputs import encoder_passes
 from rgate_integrations.gates.rules import read_text_states, to_directions
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import require_states
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
-from rgate_integrations.runtime.transcripts import split_transcript
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments, split_transcript
 
 _USER, _ASSISTANT = "user: ", "assistant: "
 # Minimum cosine of a message that is similar to an example; chosen by benchmarks/conversations.py.

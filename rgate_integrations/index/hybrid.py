@@ -10,7 +10,7 @@ import numpy as np
 
 from rgate_integrations.errors import needs_extra
 from rgate_integrations.index.passage_index import PassageIndex
-from rgate_integrations.index.passages import Passage, check_type
+from rgate_integrations.index.passages import Passage
 from rgate_integrations.index.retriever import Hit, check_search, passage_id
 from rgate_integrations.runtime.letters import IDEOGRAPHS
 
@@ -26,15 +26,12 @@ class BM25Index:
 
     Raises:
         MissingDependencyError: bm25s is not installed.
-        DataFormatError: Something is not a `Passage`.
     """
 
     def __init__(self, passages: Iterable[Passage]) -> None:
         with needs_extra("faiss"):
             import bm25s
         self.passages = tuple(passages)
-        for passage in self.passages:
-            check_type(passage)
         self._bm25: Any = bm25s.BM25()
         words = _tokenize([passage.searchable for passage in self.passages])
         self._vocabulary = frozenset(chain.from_iterable(words))

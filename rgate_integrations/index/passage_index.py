@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import (
@@ -19,12 +18,11 @@ from rgate_integrations.errors import (
     IndexCorruptError,
     IndexMismatchError,
     IndexNotFoundError,
-    RGateError,
     first_line,
     needs_extra,
 )
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.passages import Passage, check_passages
+from rgate_integrations.index.passages import Passage, check_passages, decode_passages, encode_passages
 from rgate_integrations.index.retriever import Hit, check_list, check_search
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import check_replaceable, expand, locked, write_atomically
@@ -34,8 +32,6 @@ FILE = "index.safetensors"
 FORMAT = "4"
 _BATCH = 1_024  # the embedder sorts a batch by length, so a large one needs less padding
 _BUILD = "rgate index build --corpus FILE.jsonl --out DIR"
-# Id, title, text and metadata.
-_SAVED_PASSAGES = TypeAdapter(list[tuple[str, str, str, dict[str, Any]]])
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class PassageIndex:
 
     Attributes:
         folder: The folder from which it was loaded, or to which it was last saved; None without one. The index's
-            profile is cached there, see `rgate_integrations.corpus.indexed.profile_index`.
+            profile is cached there, see `rgate_integrations.corpus.profile.profile_index`.
     """
 
     def __init__(self, embedder: Embedder | None = None) -> None:
@@ -143,9 +139,10 @@ class PassageIndex:
             report: Called after each batch with the number of passages done.
 
         Raises:
-            ConfigurationError: The embedder failed, or its vectors cannot be used.
+            ConfigurationError: The embedder's vectors cannot be used.
             DataFormatError: Two passages have the same id, or a value cannot be stored.
-            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
+            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`. Errors of your own
+                embedder are raised unchanged.
             MissingDependencyError: FAISS is not installed.
         """
         index = cls(embedder)
@@ -167,26 +164,17 @@ class PassageIndex:
             replace: Whether a passage replaces an earlier one with the same id.
 
         Raises:
-            ConfigurationError: The embedder failed, or the vectors cannot be used.
+            ConfigurationError: The vectors cannot be used.
             DataFormatError: Two of the passages have the same id, a value cannot be stored, or the index already has
                 one of the ids and ``replace`` is false.
-            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
+            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`. Errors of your own
+                embedder are raised unchanged.
         """
         if not passages:
             return
         new = check_passages(passages)  # check before embedding, which takes long and needs no lock
-        try:
-            if vectors is None:
-                vectors = self.embedder.embed([passage.searchable for passage in new])
-        except RGateError:
-            raise
-        except Exception as error:
-            # Quote only the type, because the message may contain a key or an address.
-            raise ConfigurationError(
-                f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is unchanged.",
-                hint="The embedder's own error is above this one in the traceback. Fix its cause, then add the "
-                "passages again.",
-            ) from error
+        if vectors is None:
+            vectors = self.embedder.embed([passage.searchable for passage in new])
         with self._lock:
             old = self._state
             existing = old.row_of.keys() & {passage.id for passage in new}
@@ -326,8 +314,7 @@ class PassageIndex:
             for unfinished in root.glob(f".{FILE}-*"):
                 unfinished.unlink()
             vectors = self._state.vectors
-            rows = [(row.id, row.title, row.text, row.metadata) for row in self.passages]
-            passages = json.dumps(rows, ensure_ascii=False).encode()
+            passages = encode_passages(self.passages)
             facts["checksum"] = checksum(facts, passages, vectors)
             tensors = {"passages": np.frombuffer(passages, np.uint8), "vectors": vectors}
             write_atomically(root / FILE, save(tensors, metadata=facts))
@@ -390,8 +377,7 @@ def _read(path: Path) -> tuple[str, str, _State]:
         saved = file.get_tensor("passages").tobytes()
     if facts.pop("checksum") != checksum(facts, saved, vectors):
         raise ValueError("its checksum does not match, so it was changed after it was saved")
-    rows = _SAVED_PASSAGES.validate_json(saved, strict=True)
-    passages = [Passage(name, text, title, metadata) for name, title, text, metadata in rows]
+    passages = decode_passages(saved)
     state = _State.from_passages(passages, check_vectors(vectors, len(passages)))
     if len(state.row_of) != len(passages):
         raise ValueError("an id occurs twice")

@@ -1,19 +1,22 @@
-"""Passages: reads them from JSONL, and checks them before they are stored."""
+"""Passages: reads them from JSONL, checks them before they are stored, and stores them as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.runtime.files import read_jsonl
-from rgate_integrations.runtime.text import encodable
+from rgate_integrations.runtime.records import first_problem
 
 _LINE = 'Each line must be a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
-_MAX_DEPTH = 64  # nesting of lists and objects; far less than the JSON parser can read back
+# Id, title, text and metadata.
+_ROWS = TypeAdapter(list[tuple[str, str, str, dict[str, Any]]])
 
 
 @dataclass(frozen=True)
@@ -21,24 +24,17 @@ class Passage:
     """A passage of a corpus.
 
     Attributes:
-        id: Unique in its index. An int is converted to a string: 0 becomes "0". The empty string is a valid id.
+        id: Unique in its index. The empty string is a valid id.
         text: The passage.
         title: Title of its document; may be empty.
-        metadata: Further JSON values; None becomes an empty dict. Do not change the metadata of a passage that an
-            index returned, because the index uses the same objects.
+        metadata: Further JSON values. Do not change the metadata of a passage that an index returned, because the
+            index uses the same objects.
     """
 
     id: str
     text: str
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.id, int):  # ids come from tables as numbers
-            # A frozen dataclass can only be changed this way, even in __post_init__.
-            object.__setattr__(self, "id", str(self.id))
-        if self.metadata is None:  # some stores and files have null
-            object.__setattr__(self, "metadata", {})
 
     @property
     def searchable(self) -> str:
@@ -73,69 +69,46 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
         yield Passage(str(number if name is None else name), text, title, metadata=record)
 
 
-def check_type(passage: object) -> None:
-    """Raise `DataFormatError` unless something is a `Passage`."""
-    if not isinstance(passage, Passage):
-        raise DataFormatError(
-            f"A passage must be a Passage, not {type(passage).__name__}.",
-            hint='For example, Passage("1", "The text.").',
-        )
-
-
 def check_passages(passages: Iterable[Passage]) -> list[Passage]:
-    """Check passages, and return copies with the metadata that JSON would give back: a tuple becomes a list.
+    """Check passages, and return copies with what JSON gives back: in metadata, a tuple becomes a list.
 
     Raises:
-        DataFormatError: An id occurs twice, something is not a `Passage`, or a value cannot be stored; the message
-            names the passage and the metadata key.
+        DataFormatError: An id occurs twice, or a passage cannot be stored; the message
+            names it.
     """
     checked: dict[str, Passage] = {}
     for passage in passages:
-        check_type(passage)
-        for name in ("id", "title", "text"):
-            value = getattr(passage, name)
-            if not isinstance(value, str):
-                raise DataFormatError(
-                    f"The {name} of the passage {passage.id!r} must be a string, not {type(value).__name__}.",
-                    hint="Convert it with str().",
-                )
-            if value != encodable(value):
-                raise DataFormatError(
-                    f"The {name} of the passage {passage.id!r} has a lone surrogate, which UTF-8 cannot encode.",
-                    hint='Replace it: text.encode("utf-8", errors="replace").decode().',
-                )
-        if passage.id in checked:
+        try:
+            (stored,) = decode_passages(encode_passages([passage]))
+        except (TypeError, ValueError, RecursionError) as error:
             raise DataFormatError(
-                f"Several passages have the id {passage.id!r}.", hint="Make the ids unique."
-            )
-        metadata: dict[str, Any] = {}
-        for key, value in passage.metadata.items():
-            try:
-                metadata |= _copy_json({key: value}, _MAX_DEPTH)
-            except (TypeError, ValueError) as error:
-                raise DataFormatError(
-                    f"The metadata {key!r} of the passage {passage.id!r} cannot be stored as JSON: {error}.",
-                    hint="JSON has text, numbers, true, false, null, lists, and objects whose keys are text. "
-                    "Convert the value or leave it out.",
-                ) from None
-        checked[passage.id] = replace(passage, metadata=metadata)
+                f"The passage {passage.id!r} cannot be stored as JSON: {first_problem(error)}.",
+                hint="Id, title and text must be strings, and metadata JSON values, without lone surrogates.",
+            ) from None
+        if stored.id in checked:
+            raise DataFormatError(f"Several passages have the id {stored.id!r}.", hint="Make the ids unique.")
+        checked[stored.id] = stored
     return list(checked.values())
 
 
-def _copy_json(value: Any, depth: int) -> Any:
-    """Return a copy of a value as it would be after saving it as JSON and reading it back.
+def encode_passages(passages: Iterable[Passage]) -> bytes:
+    """Return passages as JSON, as an index saves them.
 
     Raises:
-        TypeError: JSON has no such type, or a key is not text (JSON would turn 1 and "1" into the same key).
-        ValueError: The value is nested deeper than ``depth``, for example because it contains itself; or it
-            is NaN, infinite, an integer of thousands of digits, or a string with a lone surrogate.
+        TypeError: JSON has no such type.
+        ValueError: A value is NaN, infinite, an integer of thousands of digits, has a lone surrogate, or contains
+            itself.
+        RecursionError: A value is nested too deeply.
     """
-    if depth < 0:
-        raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError("a key of an object is not text")
-        return {_copy_json(key, 0): _copy_json(inner, depth - 1) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copy_json(inner, depth - 1) for inner in value]
-    return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode())
+    rows = [(row.id, row.title, row.text, dict(row.metadata or {})) for row in passages]
+    return json.dumps(rows, ensure_ascii=False, allow_nan=False).encode()
+
+
+def decode_passages(saved: bytes) -> list[Passage]:
+    """Return the passages that `encode_passages` wrote.
+
+    Raises:
+        ValueError: ``saved`` is something else, or nested too deeply.
+    """
+    rows = _ROWS.validate_json(saved, strict=True)
+    return [Passage(name, text, title, metadata) for name, title, text, metadata in rows]

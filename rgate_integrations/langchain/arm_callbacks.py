@@ -39,8 +39,7 @@ from langchain_core.tracers.context import _configure_hooks
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer
-from rgate_integrations.runtime.context import variable_set
-from rgate_integrations.runtime.flow import Call, Flow
+from rgate_integrations.runtime.flow import Call, Flow, variable_set
 from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import count_thinking, read_reply
 

@@ -13,8 +13,7 @@ from langchain_core.runnables.config import ensure_config
 from langchain_core.runnables.utils import Input, Output
 
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, unknown_corpus
-from rgate_integrations.corpus.indexed import missing_passages, profile_index
-from rgate_integrations.corpus.profile import CorpusProfile
+from rgate_integrations.corpus.profile import CorpusProfile, missing_passages, profile_index
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
 from rgate_integrations.langchain.bound_decision import read_bound

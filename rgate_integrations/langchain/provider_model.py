@@ -48,7 +48,6 @@ class ProviderModel(LanguageModel):
     """
 
     is_remote: ClassVar[bool] = True
-    habits: ServerHabits
 
     def __init__(
         self,

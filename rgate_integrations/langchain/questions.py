@@ -20,8 +20,8 @@ from langchain_core.prompt_values import PromptValue
 from pydantic import BaseModel
 
 from rgate_integrations.errors import InvalidQuestionError, first_line
+from rgate_integrations.runtime.segments import label_turns, split_history
 from rgate_integrations.runtime.text import encodable
-from rgate_integrations.runtime.transcripts import label_turns, split_history
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
 """Text, a prompt value, a message, messages, or a mapping with any of these."""

@@ -36,8 +36,7 @@ from llama_index_instrumentation import get_dispatcher
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream
 from rgate_integrations.llama_index.decider import copy_bundle
-from rgate_integrations.runtime.context import variable_set
-from rgate_integrations.runtime.flow import Flow
+from rgate_integrations.runtime.flow import Flow, variable_set
 from rgate_integrations.runtime.records import read_choice_logprobs, read_logprobs
 from rgate_integrations.runtime.replies import get_field, read_reply
 

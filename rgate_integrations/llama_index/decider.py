@@ -29,8 +29,7 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.evidence.draft import generation_cost
 from rgate_integrations.llama_index.drafting import LLMDrafter
-from rgate_integrations.runtime.context import variable_set
-from rgate_integrations.runtime.flow import Call, Flow
+from rgate_integrations.runtime.flow import Call, Flow, variable_set
 
 LLM_NAME_SOURCE = "LlamaIndex's metadata"  # source of an LLM's name, as decisions report it
 _SPEAKERS = {

@@ -18,8 +18,7 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
-from rgate_integrations.corpus.indexed import missing_passages, profile_index, profile_texts
-from rgate_integrations.corpus.profile import CorpusProfile
+from rgate_integrations.corpus.profile import CorpusProfile, missing_passages, profile_index, profile_texts
 from rgate_integrations.decision import Decision, valid_count
 from rgate_integrations.engine.follow_ups import list_search_texts
 from rgate_integrations.engine.loading import GateOptions

@@ -12,7 +12,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
-from rgate_integrations.corpus.indexed import missing_passages
+from rgate_integrations.corpus.profile import missing_passages
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike

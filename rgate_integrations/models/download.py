@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -26,12 +27,15 @@ from rgate_integrations.errors import (
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
 from rgate_integrations.models.convert import check_converter, convert_gguf
 from rgate_integrations.models.encoder_file import adapter_digest, make_encoder
-from rgate_integrations.models.first_use import find_download_obstacle
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.models.sources import Source, fetch_files
 from rgate_integrations.runtime.files import json_line, json_text, locked, parse_json, read_file
 from rgate_integrations.runtime.text import redact
 from rgate_integrations.runtime.threads import ForkSafeLock
+
+OFFLINE = ("RGATE_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+"""Environment variables that forbid downloads on first use if set to 1, on, yes or true; the last two are
+Hugging Face's."""
 
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"
@@ -51,6 +55,7 @@ _log = logging.getLogger("rgate_integrations")
 # One lock per name, so that a caller who needs one model does not wait for another.
 _locks: dict[str, ForkSafeLock] = {}
 _failures: dict[str, tuple[float, Exception]] = {}  # by name, each with the time of the next attempt
+_serving = threading.Event()  # set in servers, whose clients should not wait for a download
 
 
 def cache_dir() -> Path:
@@ -107,7 +112,7 @@ def fetch_path(name: str, what: str) -> Path:
 
     Raises:
         ModelLoadError: It is not in the cache and may not be downloaded: a variable such as ``RGATE_OFFLINE=1`` is
-            set (all are in `rgate_integrations.models.first_use.OFFLINE`), or this process is a server; the hint is
+            set (all are in `OFFLINE`), or this process is a server; the hint is
             the command that downloads it. Or this user may not read it.
         DownloadError: The download failed now, or it failed less than 5 minutes ago and was not tried again.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
@@ -299,3 +304,20 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         unknown.hint += f" If {name!r} is a folder, give its full path; a gate takes it as proxy= (--proxy)."
         raise unknown
     return name
+
+
+def forbid_downloads() -> None:
+    """Forbid first-use downloads of catalogue entries in this process. Servers call this: their clients would wait.
+
+    `rgate_integrations.models.download.download` and Hugging Face's downloads of Hub ids are still allowed.
+    """
+    _serving.set()
+
+
+def find_download_obstacle() -> str:
+    """Return why first-use downloads are forbidden, as the end of a sentence; empty if they are allowed."""
+    for name in OFFLINE:
+        value = os.environ.get(name, "")
+        if value.strip().lower() in {"1", "on", "yes", "true"}:
+            return f"{name}={value} forbids downloads"
+    return "a server downloads nothing while its clients wait" if _serving.is_set() else ""

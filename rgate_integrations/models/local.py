@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,14 +15,16 @@ from rgate_integrations.models.base import (
     HasStates,
     HiddenStates,
     LanguageModel,
+    PooledLayer,
     TargetScores,
     Values,
     draft_tokens_or_text,
+    layer_numbers,
+    middle_layers,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
-from rgate_integrations.models.pooling import PooledLayer, layer_numbers, middle_layers
 from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
 from rgate_integrations.models.streamed_answer import GenerationOptions, StreamedAnswer
 from rgate_integrations.prompts import PromptTemplate
@@ -33,7 +34,6 @@ from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork
 if TYPE_CHECKING:
     from rgate_integrations.models.model_runner import ModelRunner
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_BATCH_TOKENS = 16_384  # tokens in one forward pass, including padding
@@ -316,36 +316,20 @@ class TransformersProxy(LanguageModel, HasStates):
     ) -> list[T]:
         """Process rows, which are encoded prompts, in batches, and return the results in the order of the rows.
 
-        A batch that does not fit into memory is halved, down to single rows. Other callers may use the model between
-        batches.
+        Other callers may use the model between batches.
 
         Args:
             work: Function that processes a batch.
             rows: The rows.
             extra: Number of tokens to be added to each row.
             adapter: The adapter to use.
-
-        Raises:
-            torch.OutOfMemoryError: Even a single row does not fit into memory.
         """
-        import torch
-
         results: dict[int, T] = {}
-        pending = group_by_length([len(row) + extra for row in rows], self.max_batch_size, _MAX_BATCH_TOKENS)
-        while pending:
+        lengths = [len(row) + extra for row in rows]
+        for indices in group_by_length(lengths, self.max_batch_size, _MAX_BATCH_TOKENS):
             # The lock is released between two batches, so that a long call does not block short ones.
-            indices = pending.pop(0)
-            try:
-                with self.using(adapter) as runner:
-                    batch_results = work(runner, [rows[i] for i in indices])
-            except torch.OutOfMemoryError:
-                half = len(indices) // 2
-                if half == 0:
-                    raise
-                _log.warning("Out of memory with %d texts in %s: halving the batch.", len(indices), self.name)
-                pending[:0] = [indices[:half], indices[half:]]
-            else:
-                results.update(zip(indices, batch_results, strict=True))
+            with self.using(adapter) as runner:
+                results.update(zip(indices, work(runner, [rows[i] for i in indices]), strict=True))
         return [results[i] for i in range(len(rows))]
 
 

@@ -23,8 +23,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rgate_integrations.decision import Draft
+from rgate_integrations.models.base import PooledLayer, layer_numbers, pool_states
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
-from rgate_integrations.models.pooling import PooledLayer, layer_numbers, pool_states
 from rgate_integrations.models.pretrained import load_adapter
 from rgate_integrations.runtime.arrays import Float32Array
 

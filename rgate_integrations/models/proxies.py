@@ -16,14 +16,13 @@ from rgate_integrations.models.base import (
     HasStates,
     HiddenStates,
     LanguageModel,
+    PooledLayer,
     Proxy,
     Values,
     draft_tokens_or_text,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL
-from rgate_integrations.models.encoder import ENCODER
-from rgate_integrations.models.encoder_proxy import EncoderProxy
-from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.encoder import ENCODER, EncoderProxy
 from rgate_integrations.models.reader import ReaderProxy, can_read
 from rgate_integrations.models.streamed_answer import recall_states
 from rgate_integrations.prompts import PromptTemplate

@@ -14,15 +14,18 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.models.base import (
     HasStates,
     HiddenStates,
+    PooledLayer,
+    RequestLayers,
     RequestStates,
     Values,
     draft_tokens_or_text,
+    layer_numbers,
+    pool_states,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoding import TextEncoder
 from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, pack_texts
-from rgate_integrations.models.pooling import PooledLayer, RequestLayers, layer_numbers, pool_states
 from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array

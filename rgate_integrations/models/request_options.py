@@ -99,15 +99,6 @@ class ServerHabits:
         self.refused: list[str] = []
         self.thinks: bool | None = None
 
-    def __str__(self) -> str:
-        habits = []
-        if self.thinks:
-            although = " although --think off was sent" if self.options.think == "off" else ""
-            habits.append(f"thinks before it answers{although}")
-        if self.refused:
-            habits.append(f"does not accept {', '.join(dict.fromkeys(self.refused))}")
-        return " and ".join(habits)
-
     def body(self, body: dict[str, Any], without: list[str], *, longer: bool) -> dict[str, Any]:
         """Return the body of a request as it is sent.
 

@@ -16,8 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from rgate_integrations.decision import Draft, Options
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.base import Values
-from rgate_integrations.models.pooling import PooledLayer, layer_numbers
+from rgate_integrations.models.base import PooledLayer, Values, layer_numbers
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 

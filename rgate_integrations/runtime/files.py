@@ -22,7 +22,6 @@ from filelock import FileLock, Timeout
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, LockedError, WriteError
 
-_END = 1 << 16  # bytes to read first from the end of a log
 _LONGEST_LINE = 1 << 26  # bytes; a file without line feeds must not fill the memory
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # of network file systems without locks; we write there without one
 
@@ -363,19 +362,15 @@ class JsonlLog:
         Raises:
             DataFormatError: The file is not such a log; see the class.
         """
-        size, block = file.seek(0, os.SEEK_END), _END
-        while True:
-            file.seek(max(size - block, 0))
-            *complete, last = file.read().split(b"\n")
-            # The first line of a block may be only the end of a line.
-            records = [line for line in complete[int(block < size) :] if line.strip()]
-            if records or block >= min(size, _LONGEST_LINE):
-                break
-            block *= 4
+        start = max(file.seek(0, os.SEEK_END) - _LONGEST_LINE, 0)
+        file.seek(start)
+        *complete, last = file.read().split(b"\n")
+        # The first line of the end of a long file may be only the end of a line.
+        records = [line for line in complete[bool(start) :] if line.strip()]
         is_torn = bool(last.strip()) and _parse_line(last) is None
         if last.strip() and not is_torn:
             records.append(last)
-        is_ours = block >= size
+        is_ours = start == 0
         if records:
             value = _parse_line(records[-1])
             is_ours = isinstance(value, dict) and self._keys <= value.keys()

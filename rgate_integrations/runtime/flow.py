@@ -17,8 +17,10 @@ import contextvars
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -213,3 +215,13 @@ def _log_failure(job: Future[Any] | asyncio.Future[Any]) -> None:
     if not job.cancelled() and job.exception() is not None:
         # Log only the type, because the message may quote a question.
         _log.info("A background job that was not needed failed: %s", type(job.exception()).__name__)
+
+
+@contextmanager
+def variable_set(variable: ContextVar[_T], value: _T) -> Iterator[None]:
+    """Set a context variable in the ``with`` block, and restore its earlier value afterwards."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

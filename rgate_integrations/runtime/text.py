@@ -28,10 +28,6 @@ _SAY_NOTHING = re.compile(
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|[bfnrt\W_])")
 _WORD = re.compile(r"\w+")
 _PART = re.compile(r"[^\W\d_]+|\d+")  # the parts of a word: "who_wrote_hamlet" has three
-_JSON_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
-)
 
 
 def normalise(text: str) -> str:
@@ -49,16 +45,6 @@ def normalise(text: str) -> str:
 def encodable(text: str) -> str:
     """Return a text with ``?`` for lone surrogates (halves of an emoji), which UTF-8 and tokenizers reject."""
     return text.encode("utf-8", errors="replace").decode()
-
-
-def replace_surrogates(content: bytes) -> bytes:
-    r"""Return JSON with U+FFFD for escaped lone surrogates, because some parsers reject a whole message for one.
-
-    Examples:
-        >>> print(replace_surrogates(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
-        ["\ud83d\ude00", "\ufffd", "\\ud83d"]
-    """
-    return _JSON_ESCAPE.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], content)
 
 
 def redact(message: object, *private: object) -> str:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from threading import Thread
-
 from mcp.server import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import BaseModel
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.engine.decider import read_item
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.models.first_use import forbid_downloads
+from rgate_integrations.models.download import forbid_downloads
 from rgate_integrations.runtime.flow import arun
-from rgate_integrations.runtime.text import replace_surrogates
 from rgate_integrations.serving.wire import likeliest_kind
 
 _INSTRUCTIONS = (
@@ -80,7 +75,7 @@ class Advisor:
 
 
 def make_mcp_server(gate: GateLike) -> MCPServer:
-    """Return the MCP server with the tools of `Advisor`; `serve_stdio` or `make_mcp_app` serves it.
+    """Return the MCP server with the tools of `Advisor`; its ``run`` or `make_mcp_app` serves it.
 
     Once this is called, the process downloads no models on first use: run ``rgate download`` beforehand.
 
@@ -95,48 +90,12 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
     return server
 
 
-# JavaScript that cuts an emoji in two sends half of a surrogate pair. The MCP library cannot parse such a message and
-# never answers it, so we replace the halves before the library reads them.
-
-
-def serve_stdio(server: MCPServer) -> None:
-    """Serve on standard input and output until the input ends."""
-    # The library reads descriptor 0, so we replace it with a pipe, and a thread copies the repaired input into
-    # the pipe.
-    original = os.fdopen(os.dup(0), "rb")
-    reading, writing = os.pipe()
-    os.dup2(reading, 0)
-    os.close(reading)
-
-    def copy() -> None:
-        with suppress(BrokenPipeError), original, os.fdopen(writing, "wb") as piped:
-            for line in original:
-                piped.write(replace_surrogates(line))
-                # Flush each line: the client waits for an answer before it sends the next message.
-                piped.flush()
-
-    # A daemon, because nothing can interrupt a thread that reads standard input.
-    Thread(target=copy, name="rgate-mcp-input", daemon=True).start()
-    server.run()
-
-
 def make_mcp_app(server: MCPServer) -> ASGIApp:
     """Return the ASGI application that serves MCP at ``/mcp``.
 
     Run it behind `rgate_integrations.serving.server.make_server`, which checks clients and reads whole bodies.
     """
     # The library's own origin check would admit pages from other ports, and reject clients behind a proxy server.
-    app = server.streamable_http_app(
+    return server.streamable_http_app(
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False)
     )
-
-    async def repairing_app(scope: Scope, receive: Receive, send: Send) -> None:
-        async def receive_repaired() -> Message:
-            message = await receive()
-            if message.get("body"):
-                message = {**message, "body": replace_surrogates(message["body"])}
-            return message
-
-        await app(scope, receive_repaired, send)
-
-    return repairing_app

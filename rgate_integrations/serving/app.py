@@ -12,15 +12,14 @@ import httpx
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.responses import PlainTextResponse, Response
 
 from rgate_integrations import __version__
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.decision import Failure
 from rgate_integrations.engine.loading import WARM_UP
 from rgate_integrations.errors import RGateError
-from rgate_integrations.models.first_use import forbid_downloads
+from rgate_integrations.models.download import forbid_downloads
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import redact
 from rgate_integrations.serving.gateway import Gateway
@@ -207,17 +206,5 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
         app.get(f"/{path}", response_class=PlainTextResponse)(state)
         app.head(f"/{path}", include_in_schema=False)(state)
     if gateway is not None:
-        # Otherwise the last route would forward POST /health, for example.
-        for path in {route.path for route in app.routes if isinstance(route, Route)}:
-            for own in (path, f"{path}/"):
-                app.add_route(own, _refuse_or_redirect, methods=METHODS, include_in_schema=False)
         app.add_route("/{path:path}", gateway.answer, methods=METHODS, include_in_schema=False)
     return app
-
-
-async def _refuse_or_redirect(request: Request) -> Response:
-    """Answer a request for a path of this server with a method that it has not, or with a slash at the end."""
-    path = request.url.path
-    if path.endswith("/"):
-        return RedirectResponse(path.rstrip("/"))
-    raise HTTPException(405)

@@ -117,5 +117,4 @@ class LimitedSearch:
                     f"A result of the retriever, of type {type(hit).__name__}, has no passage, or the passage's text "
                     "or title is not a string."
                 )
-            hash(hit.passage.id)  # the key of fusion, such as a UUID
         return [[hit for hit in ranking if hit.passage.text.strip()] for ranking in hits]

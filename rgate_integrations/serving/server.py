@@ -7,12 +7,10 @@ CORS answers their preflight requests before the guard, because browsers send th
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
 import logging
 import os
 import re
-import socket
 import traceback
 from collections.abc import Collection
 from contextlib import suppress
@@ -57,8 +55,6 @@ def make_server(
 ) -> uvicorn.Server:
     """Return a server for an application; its ``run`` listens until a signal stops the process.
 
-    ``run`` raises a `ConfigurationError` if it cannot listen, for example because the port is in use.
-
     Args:
         app: The application.
         host: Address to listen on.
@@ -95,25 +91,7 @@ def make_server(
         timeout_keep_alive=receive_timeout,  # type: ignore[arg-type]  # uvicorn also accepts a float
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    return _Server(config)
-
-
-class _Server(uvicorn.Server):
-    """A server that raises a `ConfigurationError` if it cannot listen, instead of logging the error and exiting."""
-
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        host, port = self.config.host, self.config.port
-        try:
-            for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                socket.create_server((address[0], port), family=family).close()
-        except OSError as error:
-            # Not all addresses of a name must exist, such as the one of IPv6.
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise ConfigurationError(
-                    f"Cannot listen on {host}, port {port}: {error.strerror}.",
-                    hint="Choose another port (--port), or stop the program that uses this one.",
-                ) from error
-        super().run(sockets)
+    return uvicorn.Server(config)
 
 
 def _check_access(host: str, token: str, allow_origins: Collection[str]) -> None:

@@ -16,8 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, ChunkStream
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.models.bounded_http import make_client
-from rgate_integrations.models.credentials import read_credentials
+from rgate_integrations.models.bounded_http import make_client, read_credentials
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import read_reply, split_thoughts
@@ -259,27 +258,19 @@ class UpstreamAnswer(BufferedAnswer):
 
 
 class EventReader:
-    """Reads server-sent events from chunks of bytes; lines end with LF, CR or both."""
+    """Reads server-sent events from chunks of bytes; lines end with LF or CRLF."""
 
     def __init__(self) -> None:
         self._line = b""
         self._data: list[bytes] = []
-        self._after_cr = False
 
     def read(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of each event that a chunk completes."""
-        # A CRLF may be split between two chunks.
-        if self._after_cr:
-            chunk = chunk.removeprefix(b"\n")
-        self._after_cr = chunk.endswith(b"\r")
-        for piece in chunk.splitlines(keepends=True):
-            self._line += piece
-            if not piece.endswith((b"\n", b"\r")):
-                return
-            line, self._line = self._line.rstrip(b"\r\n"), b""
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        for line in lines:
             if line.startswith(b"data:"):
-                self._data.append(line[5:])
-            elif not line and self._data:
+                self._data.append(line[5:].removesuffix(b"\r"))
+            elif not line.strip() and self._data:
                 yield b"\n".join(self._data).strip()
                 self._data = []
 

@@ -21,6 +21,7 @@ from rgate_integrations.errors import (
     ConfigurationError,
     DataFormatError,
     NoAnswerError,
+    RGateError,
     ServerError,
     no_answer,
 )
@@ -40,10 +41,6 @@ ArmName: TypeAlias = str
 
 STOP_AFTER = 10
 """Consecutive failures of one kind of arm (see `arm_kind`) after which the run stops: the LLM must be down."""
-
-# One cut-off answer may be chance; if there are only such answers, further calls would waste money.
-STOP_IF_CUT_OFF = 3
-"""The run stops after this many answers cut off during thinking, if that kind of arm has never answered."""
 
 _T = TypeVar("_T")
 _CHUNK = 64
@@ -202,7 +199,7 @@ class Answers:
         Raises:
             ServerError: Ten calls of one kind failed in a row. Or the first call or all calls failed, and not only
                 calls that an earlier run had made.
-            NoAnswerError: All answers of one kind of arm, at least three, were cut off.
+            NoAnswerError: The calls that stopped the run, or all direct answers, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """
         if arms is None:
@@ -216,7 +213,6 @@ class Answers:
         failed_before = frozenset(self._failed)  # the LLM may always refuse them
         failures = new_failures = 0
         in_a_row: Counter[str] = Counter()
-        cut_off: Counter[str] = Counter()
         for done, (arm, question, outcome, seconds) in enumerate(self._run_jobs(jobs, concurrency), start=1):
             line = _as_line(arm, question, outcome, seconds)
             # First, so that an answer that was paid for survives if the process is killed.
@@ -230,9 +226,6 @@ class Answers:
             failures += 1
             new_failures += (arm, question.key) not in failed_before
             in_a_row[kind] += 1
-            cut_off[kind] += isinstance(outcome, NoAnswerError)
-            if cut_off[kind] == STOP_IF_CUT_OFF:
-                self._check_answered(kind)
             all_failed = failures == total or (done == 1 and isinstance(outcome, ServerError))
             if in_a_row[kind] == STOP_AFTER or (all_failed and new_failures):
                 raise self._give_up(failures, outcome)
@@ -240,35 +233,24 @@ class Answers:
             self._check_finished(self.arms["direct"])
         return failures
 
-    def _give_up(self, failures: int, last: Exception) -> ServerError:
+    def _give_up(self, failures: int, last: Exception) -> RGateError:
         """Return the error that stops a run after failed calls. Its hint begins with that of the last error."""
+        kind = NoAnswerError if isinstance(last, NoAnswerError) else ServerError
         kept = f"The answers so far are kept in {str(self._log.path)!r}. Fix the cause, then try again."
-        return ServerError(
+        return kind(
             f"Giving up. Number of failed calls: {failures}. The last error: {type(last).__name__}: "
             f"{getattr(last, 'message', last)}",
             hint=f"{getattr(last, 'hint', '')} {kept}".strip(),
         )
 
-    def _check_answered(self, kind: str) -> None:
-        """Raise `NoAnswerError` if no arm of this kind has given an answer."""
-        if not any(arm_kind(name) == kind for name, _ in self._answers):
-            raise NoAnswerError(
-                f"{STOP_IF_CUT_OFF} answers were cut off while the {'judge' if kind == 'judge' else 'LLM'} "
-                "was still thinking.",
-                hint="Allow the judge more tokens for thinking (--thinking-tokens), or use another judge."
-                if kind == "judge"
-                else "On a server or at a provider, turn thinking off (--think off) or allow more tokens for it "
-                "(--thinking-tokens). Otherwise, use another LLM.",
-            )
-
     def _check_finished(self, direct: Arm) -> None:
-        """Raise `NoAnswerError` if there are at least three direct answers, and a server cut off every one.
+        """Raise `NoAnswerError` if a server cut off every direct answer, of at least three.
 
         Such answers may contain nothing but thinking.
         """
         finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
         is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, RemoteModel)
-        if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
+        if is_served and len(finished) > 2 and not any(finished):  # one or two may be chance
             raise NoAnswerError(
                 f"All {len(finished)} answers were cut off at the token limit: the LLM thinks first, or its answers "
                 "are too long.",

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ SCORE_DIGITS = 5
 """Decimal digits of the scores in a calibration's provenance."""
 MAX_SEED = 2**32 - 1
 """The largest seed of scikit-learn."""
-_AREAS = ("auc", "auc_utility")
 _SHARES = ("accuracy", "retrieval_rate", "containment_accuracy")
 _LEAST_OF_A_CLASS = 10  # a bootstrap of fewer may have no width
 _MIN_LOGGED = 50
@@ -124,9 +122,8 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     Shares and probabilities are in [0, 1]. An undefined metric is None.
 
     - ``auc``: how well P(known) ranks the questions that are right without retrieval above the others (`auc`).
-    - ``auc_utility``: how well 1 - P(known) ranks the questions where retrieval helps above those where it hurts.
     - ``accuracy``: the share of questions that are known and skip, or are not known and retrieve.
-    - ``ece``, ``brier``: expected calibration error and Brier score of P(known).
+    - ``ece``: expected calibration error of P(known).
     - ``retrieval_rate``: the share of questions that retrieve.
     - ``containment_accuracy``: the share of right answers with this gate.
     - ``never``, ``always``, ``random_same_rate``, ``oracle``: the share of right answers if retrieval is never used,
@@ -135,25 +132,37 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     - ``harmed``: the number of skipped questions for which only the answer with retrieval is right.
     - ``curve``: pairs of retrieval rate and share of right answers, at rates of 0, 5, ..., 100 %.
     - ``intervals``: 95 % intervals of ``accuracy``, ``retrieval_rate`` and ``containment_accuracy`` (Wilson's),
-      and of the two AUCs (bootstrap), each only if it compares at least 10 questions with at least 10 others.
+      and of the AUC (bootstrap), if it compares at least 10 questions with at least 10 others.
     - ``n``, ``failed``: the number of questions, and of those that the gate could not judge.
     """
-    metrics = _compute_metrics(judged)
     n = len(judged.p)
-    # The bootstrap has a fixed seed, so that the same data always give the same intervals.
-    select = itemgetter(*_AREAS)
-    rng = np.random.default_rng(0)
-    draws = [select(_compute_metrics(judged.part(rng.integers(0, n, n)))) for _ in range(1_000)]
+    p, retrieve, known, rag = judged.p, judged.retrieve, judged.closed_book, judged.rag
+    rate, never, always = float(retrieve.mean()), float(known.mean()), float(rag.mean())
+    metrics = {
+        "auc": auc(p, known),
+        "accuracy": float((retrieve == ~known).mean()),
+        "ece": expected_calibration_error(p, known),
+        "retrieval_rate": rate,
+        "containment_accuracy": float(np.where(retrieve, rag, known).mean()),
+        "never": never,
+        "always": always,
+        "oracle": float((known | rag).mean()),
+        "random_same_rate": never + rate * (always - never),
+        "helped": int((~retrieve & known & ~rag).sum()),
+        "harmed": int((~retrieve & ~known & rag).sum()),
+    }
     rates = np.linspace(0, 1, 21)
-    accuracies = np.interp(
-        rates * n, np.arange(n + 1), retrieval_curve(judged.p, judged.closed_book, judged.rag)
-    )
+    accuracies = np.interp(rates * n, np.arange(n + 1), retrieval_curve(p, known, rag))
     intervals = {name: [round(end, 4) for end in wilson(metrics[name], n)] for name in _SHARES}
-    positives = judged.closed_book, judged.rag[judged.closed_book != judged.rag]
-    for name, labels, values in zip(_AREAS, positives, np.transpose(draws), strict=True):
-        if min(labels.sum(), (~labels).sum()) >= _LEAST_OF_A_CLASS:
-            # A resample with only one class has no AUC, and nanquantile ignores it.
-            intervals[name] = np.nanquantile(values, [0.025, 0.975]).round(4).tolist()
+    if min(known.sum(), (~known).sum()) >= _LEAST_OF_A_CLASS:
+        # The bootstrap has a fixed seed, so that the same data always give the same interval.
+        rng = np.random.default_rng(0)
+        areas = []
+        for _ in range(1_000):
+            rows = rng.integers(0, n, n)
+            areas.append(auc(p[rows], known[rows]))
+        # A resample with only one class has no AUC, and nanquantile ignores it.
+        intervals["auc"] = np.nanquantile(areas, [0.025, 0.975]).round(4).tolist()
     return {
         # JSON has no NaN. Adding 0 turns -0.0 into 0.0, and keeps counts whole.
         **{name: None if math.isnan(value) else round(value, 4) + 0 for name, value in metrics.items()},
@@ -170,28 +179,6 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _compute_metrics(judged: JudgedQuestions) -> dict[str, float]:
-    p, retrieve, closed, rag = judged.p, judged.retrieve, judged.closed_book, judged.rag
-    rate = float(retrieve.mean())
-    never, always = float(closed.mean()), float(rag.mean())
-    differ = closed != rag
-    return {
-        "auc": auc(p, closed),
-        "auc_utility": auc(-p[differ], rag[differ]),
-        "accuracy": float((retrieve == ~closed).mean()),
-        "ece": expected_calibration_error(p, closed),
-        "brier": float(((p - closed) ** 2).mean()),
-        "retrieval_rate": rate,
-        "containment_accuracy": float(np.where(retrieve, rag, closed).mean()),
-        "never": never,
-        "always": always,
-        "oracle": float((closed | rag).mean()),
-        "random_same_rate": never + rate * (always - never),
-        "helped": int((~retrieve & closed & ~rag).sum()),
-        "harmed": int((~retrieve & ~closed & rag).sum()),
-    }
 
 
 def evaluate(

@@ -24,12 +24,12 @@ from rgate_integrations.models.pretrained import load_pretrained
 from rgate_integrations.runtime.files import check_output, expand, rename_folder, write_atomically
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.questions import DataFile, all_examples, check_labels
-from rgate_integrations.tuning.self_labels import SampledLabel
 from rgate_integrations.tuning.training import (
     PROMPTS,
     RECIPES,
     Pair,
     Recipe,
+    SampledLabel,
     TrainingOptions,
     drafts_for,
     pairs_for,

@@ -15,8 +15,7 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.gates.tuned import draft_features
-from rgate_integrations.models.base import HasStates
-from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.base import HasStates, PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray

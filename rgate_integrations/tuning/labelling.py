@@ -20,7 +20,6 @@ from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import check_output, expand, json_line, locked, write_atomically
-from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.replies import describe_non_answer
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
@@ -313,7 +312,7 @@ def collect(
         questions: Questions with gold answers, as `rgate_integrations.tuning.questions.read_questions` reads them.
         llm: The answering LLM.
         out: The file to write.
-        index: The index to search; with None, no answer has retrieval, but those already in ``out`` are kept.
+        index: The index to search; with None, ``out`` has no answers with retrieval.
         k: Passages per question.
         tokens: Maximum length of an answer, in tokens.
         judge: A model that judges answers against the gold ones. Answers without a verdict are right if they contain
@@ -347,34 +346,15 @@ def collect(
                 f"{str(out)!r} cannot be continued, because its file of answers, {str(answers_path)!r}, is missing.",
                 hint="Restore that file, or choose another output path.",
             )
-        kept = {} if index is not None else _rag_columns(out)
         answers = Answers(answers_path, arms)
         answers.ask(to_ask, progress=progress)
         verdicts = {} if judge is None else ask_judge(answers, judge, progress=progress)
-        records = [_as_record(answered, llm.name, verdicts, kept) for answered in answers.complete()]
+        records = [_as_record(answered, llm.name, verdicts) for answered in answers.complete()]
         return write_atomically(out, "".join(map(json_line, records)))
 
 
-def _rag_columns(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the answers with retrieval and their labels in a file that `collect` wrote, by `Question.key`.
-
-    The result is empty if there is no such file.
-
-    Raises:
-        DataFormatError: The file cannot be read, or a record has no question.
-    """
-    return {
-        Question.from_record(record).key: {
-            name: value for name, value in record.fields.items() if name.startswith("rag_")
-        }
-        for record in (read_records(path) if path.exists() else ())
-    }
-
-
-def _as_record(
-    answered: Answered, llm: str, verdicts: Verdicts, kept: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return a record of a question, its answers and their labels, for `read_paired`; ``kept`` are further fields."""
+def _as_record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:
+    """Return a record of a question, its answers and their labels, for `read_paired`."""
     question = answered.question
     record: dict[str, Any] = {
         "id": question.id or question.key,
@@ -386,12 +366,10 @@ def _as_record(
         "closed_book_text": answered.direct.text,
         "closed_book_logprobs": answered.direct.logprobs,
     }
-    if answered.direct.thinking_tokens:
-        record["thinking_tokens"] = answered.direct.thinking_tokens
     for arm, column in (("direct", "closed_book"), ("retrieve", "rag")):
         if arm in answered.answers:
             text = answered.answers[arm].text
             verdict = verdicts.get((arm, question.key))
             record[f"{column}_answer"] = text
             record[f"{column}_correct"] = is_correct(text, question.gold) if verdict is None else verdict
-    return {**record, **kept.get(question.key, {})}
+    return record

@@ -8,8 +8,7 @@ from itertools import chain
 import numpy as np
 
 from rgate_integrations.gates.artifacts import ProbeArtifact
-from rgate_integrations.models.base import HasStates
-from rgate_integrations.models.pooling import PooledLayer, Pooling, Span, middle_layers
+from rgate_integrations.models.base import HasStates, PooledLayer, Pooling, Span, middle_layers
 from rgate_integrations.models.proxies import read_states
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.tuning.collection import Progress, in_chunks, no_progress

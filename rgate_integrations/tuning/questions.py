@@ -100,16 +100,10 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
 
     Raises:
         DataFormatError: The file cannot be read, a line or item is invalid (the message names it), a question
-            lacks required gold answers, there are no questions, or the source is a table or a single mapping.
+            lacks required gold answers, or there are no questions.
     """
     if isinstance(source, str | Path):
         questions: Iterable[Question] = (question for _, question in _read_file(Path(source), _HINT))
-    elif isinstance(source, Mapping) or hasattr(source, "columns"):
-        # Their items are keys, or the names of columns.
-        raise DataFormatError(
-            f"The questions are a {type(source).__name__}, not a list of them.",
-            hint='Pass a list of dicts: [question], or table.to_dict("records").',
-        )
     else:
         questions = map(_as_question, source, count(1))
     by_key: dict[str, Question] = {}
@@ -188,11 +182,10 @@ class DataFile:
             DataFormatError: There are no examples.
         """
         if not examples:
-            is_empty = next(read_records(path), None) is None
-            problem = (
-                "questions, because it is empty" if is_empty else "new questions: earlier files have them all"
+            raise DataFormatError(
+                f"{path} has no questions, or earlier files have them all.",
+                hint="Add questions, or leave this file out.",
             )
-            raise DataFormatError(f"{path} has no {problem}.", hint="Add questions, or leave this file out.")
         return cls(path.name, hashlib.sha256(expand(path).read_bytes()).hexdigest(), tuple(examples))
 
     def as_provenance(self) -> dict[str, Any]:
@@ -225,29 +218,21 @@ def read_examples(
         targets: The label of every question, in [0, 1], by its text; replaces the labels in the files.
 
     Raises:
-        DataFormatError: A file cannot be read or has no new question, a line lacks a key or has an invalid
-            value, or a question counts as known in one line and as unknown in another. The message names the
-            file and, for a line, its number.
+        DataFormatError: A file cannot be read or has no new question, or a line lacks a key or has an invalid value.
+            The message names the file and, for a line, its number.
     """
-    seen: dict[str, tuple[bool, str]] = {}
+    seen: set[str] = set()
     files = []
     for path in as_paths(paths):
         examples = []
         needed = '"gold_answers" and "closed_book_text"' if label == "match_ratio" else f'"{label}"'
         for record, question in _read_file(path, f'Each line needs "question" and {needed}.'):
             target = _read_target(record, question, label) if targets is None else targets[question.text]
-            example = Example(question, target)
             # A question that consists of symbols normalises to an empty text.
             key = normalise(question.text) or question.text
             if key not in seen:
-                seen[key] = (example.known, record.where)
-                examples.append(example)
-            known, first = seen[key]
-            if known != example.known:
-                raise DataFormatError(
-                    f"{record.where}: the label of {question.text[:60]!r} differs from that in {first}.",
-                    hint="Remove one of the two lines, or correct its label.",
-                )
+                seen.add(key)
+                examples.append(Example(question, target))
         files.append(DataFile.from_examples(path, examples))
     return files
 
@@ -344,16 +329,11 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
             f"All {len(known)} questions are labelled {'known' if right else 'unknown'}.",
             hint=f"Add questions labelled {'unknown' if right else 'known'}: a gate learns from the difference.",
         )
-    rarer = min(right, wrong)
-    if folds > rarer:
-        lacking = "known and unknown"
-        if right != wrong:
-            lacking = "known" if right < wrong else "unknown"
+    if folds > min(right, wrong):
         raise DataFormatError(
             f"{right} known and {wrong} unknown questions cannot be split into {folds} folds: each needs a known and "
             "an unknown question.",
-            hint=("" if rarer == 1 else f"Use 2 to {rarer} folds (--folds), or for more folds: ")
-            + f"Add {lacking} questions.",
+            hint="Add questions, or use fewer folds (--folds).",
         )
     return known
 

@@ -11,16 +11,13 @@ from typing import TypeAlias
 import numpy as np
 from pydantic import BaseModel
 
-from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import plain
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import gate_argument
-from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import as_paths, json_line, parse_json, read_file
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.tuning.calibration import LEAST
-from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import FittedGate, Readings
 from rgate_integrations.tuning.labelling import Labels
 
@@ -111,7 +108,7 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
     answered = [labels.answered[index] for index in gate.indices]
     seconds = [(answer.seconds["direct"], answer.seconds["retrieve"]) for answer in answered]
     direct, rag = np.median(seconds, axis=0)
-    notes = [
+    return [
         gate.choice.guarantee,
         f"Threshold {gate.choice.threshold:.3f}: retrieves for {rate:.1%}.",
         f"AUC of P(known) on held-out questions: {gate.auc:.3f}; before tuning: {gate.auc_before:.3f} "
@@ -119,48 +116,6 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
         f"Takes {rate * rag + (1 - rate) * direct:.3g} s per question (measured median, without the gate's own time) "
         f"instead of {rag:.3g} s with retrieval for every question.",
     ]
-    gated = mean_tokens(answered, gate.retrieves, gate.artifact.tokens)
-    always = mean_tokens(answered, np.ones(len(answered), dtype=bool))
-    if gated is not None and always is not None:  # the server reports the length of prompts
-        notes.append(
-            f"LLM tokens per question: {gated[0]:.0f} read and {gated[1]:.0f} written, instead of "
-            f"{always[0]:.0f} and {always[1]:.0f} with retrieval for every question."
-        )
-    return notes
-
-
-def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0) -> Float64Array | None:
-    """Return the mean number of tokens that the LLM reads and writes per question, shape (2,).
-
-    Args:
-        answered: The questions, with the answers of both arms.
-        retrieves: Which of them are answered with retrieval, shape (n,).
-        cut: With the answer-first gate, each question that retrieves also costs a prompt and at most this many
-            tokens of a direct answer, which is then cancelled. 0 for the gate of the question alone, which starts no
-            such answer.
-
-    Returns:
-        The tokens; None if the length of a prompt is unknown.
-    """
-    total = np.zeros(2)
-    for answer, with_retrieval in zip(answered, retrieves, strict=True):
-        # Servers that do not count tokens report 0.
-        if 0 in (answer.direct.prompt_tokens, answer.retrieve.prompt_tokens):
-            return None
-        if with_retrieval:
-            total += (answer.retrieve.prompt_tokens, _count_tokens(answer.retrieve))
-        if cut or not with_retrieval:
-            written = _count_tokens(answer.direct)
-            total += (answer.direct.prompt_tokens, min(written, cut) if with_retrieval else written)
-    return total / len(answered)
-
-
-def _count_tokens(answer: Draft) -> float:
-    """Return the number of tokens of an answer, including its thinking.
-
-    If the tokens of the text are unknown, every four characters count as one.
-    """
-    return answer.thinking_tokens + (len(answer.tokens) or len(answer.text) / 4)
 
 
 def write_page(

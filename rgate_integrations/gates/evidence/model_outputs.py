@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
+from rgate_integrations.models.base import PooledLayer, RequestLayers
 from rgate_integrations.models.encoder import ENCODER
-from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array

@@ -1,4 +1,4 @@
-"""``rgate index``: builds and searches an index of passages; loads it, or the demo's, for other commands."""
+"""``rgate index`` and ``rgate profile``: make and search an index of passages, and make the profile of a corpus."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations.cli.terminal import NOT_WRITTEN, progress_bar, say
-from rgate_integrations.errors import DataFormatError, IndexMismatchError, IndexNotFoundError
+from rgate_integrations.cli.terminal import NOT_WRITTEN, load_object, progress_bar, say
+from rgate_integrations.errors import (
+    ConfigurationError,
+    DataFormatError,
+    IndexMismatchError,
+    IndexNotFoundError,
+)
 
 if TYPE_CHECKING:
     from rgate_integrations.index import PassageIndex
 
 DEMO_CORPUS = "encyclopedia-leads"
+_SHOWN_TERMS = 10
 
-app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
+index = typer.Typer(
+    help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
-@app.command()
+@index.command()
 def build(
     corpus: Annotated[
         Path, typer.Option(help='JSONL, one {"id", "title", "text"} per line; may be gzipped.')
@@ -43,16 +51,16 @@ def build(
             hint='Add one per line: {"id": "1", "title": "…", "text": "…"}.',
         )
     with progress_bar("embedding", stopped=NOT_WRITTEN) as report:
-        index = PassageIndex.build(
+        passage_index = PassageIndex.build(
             passages,
             SentenceEmbedder(embedder),
             report=partial(report, "embedding", total=len(passages)),
         )
-    index.save(out)
-    say(f"{len(index):,} passages in {out}", err=True)
+    passage_index.save(out)
+    say(f"{len(passage_index):,} passages in {out}", err=True)
 
 
-@app.command()
+@index.command()
 def search(
     folder: Annotated[Path, typer.Argument(help="Folder of the index.")],
     queries: Annotated[list[str], typer.Argument(help="What to search for.")],
@@ -90,3 +98,55 @@ def open_index(folder: Path | None) -> PassageIndex:
         with locked(home), progress_bar(label, stopped=NOT_WRITTEN) as report:
             PassageIndex.build(passages, report=partial(report, label, total=len(passages))).save(home)
         return PassageIndex.load(home)
+
+
+def profile(
+    out: Annotated[Path, typer.Option(help="Folder for the profile.")],
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help='JSONL of its passages, one {"title", "text"} per line; may be gzipped.'),
+    ] = None,
+    index: Annotated[Path | None, typer.Option(help="Or the folder of an index.")] = None,
+    retriever: Annotated[
+        str, typer.Option(help="Or MODULE:OBJECT, an object that searches, called up to --searches times.")
+    ] = "",
+    description: Annotated[
+        str, typer.Option(help="Or a description of the corpus in a sentence, which gives a weaker profile.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="Name of the corpus; by default the folder's name.")] = "",
+    searches: Annotated[int, typer.Option(min=1, help="Maximum number of searches.")] = 100,
+) -> None:
+    """Make the profile of a corpus, from which gates estimate what it covers, and show its most telling words."""
+    from rgate_integrations.corpus import CorpusProfile
+    from rgate_integrations.corpus.profile import CONFIG
+    from rgate_integrations.index import PassageIndex, read_passages
+    from rgate_integrations.runtime.files import check_output
+
+    if sum(map(bool, (corpus, index, retriever, description))) != 1:
+        raise ConfigurationError(
+            "A profile needs exactly one source.",
+            hint="Use one of --corpus, --index, --retriever and --description.",
+        )
+    check_output(out, corpus, index, files=(CONFIG,))
+    name = name or out.resolve().name
+    if corpus is not None:
+        corpus_profile = CorpusProfile.from_texts(
+            (passage.searchable for passage in read_passages(corpus)), name
+        )
+    elif index is not None:
+        corpus_profile = CorpusProfile.from_texts(
+            (passage.searchable for passage in PassageIndex.load(index)), name
+        )
+    elif retriever:
+        say(f"Searching at most {searches} times.", err=True)
+        corpus_profile = CorpusProfile.from_retriever(load_object(retriever), name, searches)
+    else:
+        corpus_profile = CorpusProfile.from_description(description, name)
+    corpus_profile.save(out)
+    size = f"{len(corpus_profile.codes):,} of {corpus_profile.seen:,} passages"
+    say(f"{corpus_profile.name}: profile of {size}, in {out}", bold=True)
+    # A name may be telling.
+    words = list(dict.fromkeys([*corpus_profile.terms.telling, *sorted(corpus_profile.terms.names)]))
+    say(f"telling words  {', '.join(words[:_SHOWN_TERMS])}")
+    if not corpus_profile.is_specific:
+        say("The corpus has no single topic, so the gate skips what the LLM knows unless prefer='corpus'.")
