@@ -50,6 +50,22 @@ HARD = "Where was Aarno Maliniemi born?"
         ("یہ کیا ہے؟ یہ ایک کتاب ہے۔ شکریہ", ["یہ کیا ہے؟", "یہ ایک کتاب ہے۔", "شکریہ"]),
         ("नमस्ते। कल की बैठक किस समय है? धन्यवाद।", ["नमस्ते।", "कल की बैठक किस समय है?", "धन्यवाद।"]),
         ("Llegó tarde. ¿Por qué? ¡Qué pena!", ["Llegó tarde.", "¿Por qué?", "¡Qué pena!"]),
+        # Several questions in hasty typing.
+        (
+            "capital of peru; our rate limit;what is dns",
+            ["capital of peru;", "our rate limit;", "what is dns"],
+        ),
+        ("什么是光合作用；我的订单在哪里", ["什么是光合作用；", "我的订单在哪里"]),
+        ("ما هو الإنترنت؛ أين طلبيتي", ["ما هو الإنترنت؛", "أين طلبيتي"]),
+        ("what is bmi?whats mine", ["what is bmi?", "whats mine"]),
+        ("open x.com/a?b=c or colou?r files", ["open x.com/a?b=c or colou?r files"]),
+        ("1. what is dns 2. who owns ours", ["1. what is dns", "2. who owns ours"]),
+        ("say (a) what osmosis is (b) who is on call", ["say (a) what osmosis is", "(b) who is on call"]),
+        ("asked: • what is dns • where is ours", ["asked: • what is dns", "• where is ours"]),
+        # Neither items nor ends of sentences.
+        ("Which is largest: a) Earth b) Mars", ["Which is largest: a) Earth b) Mars"]),
+        ("offen vom 1. bis zum 2. mai", ["offen vom 1. bis zum 2. mai"]),
+        ("what is (1 + 2) * (2 + 3)", ["what is (1 + 2) * (2 + 3)"]),
     ],
 )
 def test_the_segments_of_a_text(text, expected):
@@ -105,9 +121,15 @@ ORDERS = ("{0}\n\n{1}", "{1}\n\n{0}", "{0}\n\n{1}\n\n{0}")
 HIDDEN = [order.format(*each) for order in ORDERS for each in product(FRAMES.values(), (PRIVATE, FRESH))]
 
 
+HASTY = (
+    "translate hello to french; synonyms for happy; when does my contract end",
+    "1) synonyms for happy 2) who is on call tonight 3) when did ww2 end",
+)
+
+
 @pytest.mark.model
 def test_neither_pasted_text_nor_an_easy_question_hides_what_is_asked(gate):
-    asked = [*HIDDEN, f"{HARD} {EASY}", f"{EASY} {HARD}", f"{HARD} Hint: {EASY}"]
+    asked = [*HIDDEN, f"{HARD} {EASY}", f"{EASY} {HARD}", f"{HARD} Hint: {EASY}", *HASTY]
     assert [each.question for each in gate.decide_batch(asked) if not each.retrieve] == []
 
 

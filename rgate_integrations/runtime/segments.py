@@ -24,10 +24,15 @@ QUESTION_MARKS = ("?", "？", "؟")
 
 _CLOSERS = "\"')]*_”’»」』）"
 _OPENERS = "\"'([*_“‘«「『（¿¡"
-_ENDS = (*QUESTION_MARKS, "!", "！")
+_ENDS = (*QUESTION_MARKS, "!", "！", ";", "；", "؛")
 _STOPS = (".", "．", "…", "。", "।", "۔")
-_UNSPACED = re.compile(rf"(?<=[。！？])(?=[^\s。！？{re.escape(_CLOSERS)}])")
-"""Ends of sentences in scripts that use no spaces."""
+_UNSPACED = re.compile(
+    rf"(?<=[。！？；])(?=[^\s。！？；{re.escape(_CLOSERS)}])|(?<=\w[?!؟;؛])(?=[^\W\d_]{{2,}}[\s'’])"
+)
+"""Ends of sentences without a space: in scripts that use none, and in hasty typing, but not in URLs."""
+_FIRST_MARKER = re.compile(r"\(?[1a]\)|1\.|•")  # of a list within a line
+_NEXT_MARKER = str.maketrans("12345678abcdefg", "23456789bcdefgh")
+_MIN_ITEM_WORDS = 2  # without the marker: in "articles (a) and (b)", there are no items
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _BEFORE_NAME = re.compile(r"[a-z]{2,3}|from|into|with")  # in "translate into German:", that is no label
 # "Dr. Smith", "e.g. this", "No. 5": the full stop does not end the sentence.
@@ -69,9 +74,10 @@ class Segmented:
 def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[str]:
     r"""Return the segments of a text in order, with runs of white space replaced by one space.
 
-    A segment is a sentence or a line; a sentence of more than 60 words is cut into several. A full stop after a word
-    that ``abbreviation`` matches does not end a sentence. Among others, the default matches any capitalised word of
-    up to three letters, because in a request one segment too many costs more than one too few.
+    A segment is a sentence, a part before a semicolon, an item of a list within a line ("1) … 2) …"), or a line; one
+    of more than 60 words is cut into several. A full stop after a word that ``abbreviation`` matches does not end a
+    sentence. Among others, the default matches any capitalised word of up to three letters, because in a request one
+    segment too many costs more than one too few.
 
     >>> segments("Hi Anna, it rained. When is my bill due?\nThanks!")
     ['Hi Anna, it rained.', 'When is my bill due?', 'Thanks!']
@@ -84,9 +90,13 @@ def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> lis
     lines = []
     for line in text.splitlines():
         words = _UNSPACED.sub(" ", line).split()
-        line_segments, begin = [], 0
+        line_segments, begin, item, next_marker = [], 0, 0, ""
         for i, word in enumerate(words[:-1], start=1):
-            if _ends(word, words[i], abbreviation) or i - begin >= _MAX_WORDS:
+            # Within a sentence, "1." may be an ordinal, as in "am 1. Mai".
+            if word == next_marker or (_FIRST_MARKER.fullmatch(word) and (word[-1] != "." or i - 1 == begin)):
+                item, next_marker = i, word.translate(_NEXT_MARKER)
+            is_next_item = words[i] == next_marker and i - item >= _MIN_ITEM_WORDS
+            if is_next_item or _ends(word, words[i], abbreviation) or i - begin >= _MAX_WORDS:
                 line_segments.append(" ".join(words[begin:i]))
                 begin = i
         if words:
