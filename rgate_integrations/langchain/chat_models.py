@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -55,13 +54,6 @@ def as_runnable(value: Any, option: str) -> Runnable[Any, Any]:
 def length_field(llm: Any) -> str | None:
     """Return the name of the field that limits the length of a chat model's answers; None if it has none."""
     return next(filter(getattr(type(llm), "model_fields", {}).__contains__, _LENGTH_FIELDS), None)
-
-
-def is_decision_model(runnable: Any) -> bool:
-    """Return whether a runnable is one of LangChain's decision models, which map a state to typed answers."""
-    # Older versions lack the module. If an object has one of its types, the module is already imported.
-    module = sys.modules.get("langchain_core.decisions")
-    return module is not None and isinstance(runnable, module.BaseDecisionModel)
 
 
 def list_parts(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, Any]]:
