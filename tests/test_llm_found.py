@@ -9,7 +9,6 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import (
     ConfigurableField,
-    ConfigurableFieldSingleOption,
     RunnableBranch,
     RunnableLambda,
     RunnablePassthrough,
@@ -77,19 +76,9 @@ ARMS = {
         "llama-3.2-1b-instruct",
     ),
     "configurable": (BIG.configurable_fields(temperature=ConfigurableField("t")), "gpt-4o"),
-    "configurable among names": (
-        BIG.configurable_fields(
-            model_name=ConfigurableFieldSingleOption("m", options={"a": "gpt-4o", "b": "phi-4"}, default="a")
-        ),
-        "phi-4",
-    ),
     "configurable alternatives": (
         BIG.configurable_alternatives(ConfigurableField("llm"), small=SMALL),
         "gpt-4o-mini",
-    ),
-    "alternatives that a factory makes": (
-        BIG.configurable_alternatives(ConfigurableField("llm"), other=lambda: SMALL),
-        "",
     ),
     "inside of a dict": (RunnablePassthrough.assign(answer=PROMPT | BIG).pick("answer"), "gpt-4o"),
     "the last of two": (PROMPT | SMALLEST | StrOutputParser() | PROMPT | BIG, "gpt-4o"),

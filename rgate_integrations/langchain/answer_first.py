@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
 from langchain_core.output_parsers import BaseCumulativeTransformOutputParser
 from langchain_core.runnables import AddableDict, Runnable, RunnableConfig
-from langchain_core.tracers.log_stream import RunLogPatch
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream
 from rgate_integrations.langchain.arm_callbacks import (
@@ -44,35 +43,20 @@ class DirectArm:
             `rgate_integrations.langchain.chat_models.with_logprobs`.
         wants_logprobs: Whether to request log-probabilities; False once the LLM has refused them.
         is_cumulative: Whether a parser in the arm sends the whole object so far in each chunk.
-        sends_patches: Whether it sends JSON patches instead, as `JsonOutputParser` does with ``diff=True``.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
         self.arm = arm
         self.with_logprobs = with_logprobs(arm)
         self.wants_logprobs = True
-        parsers = list(runnables_in(arm, BaseCumulativeTransformOutputParser))
-        self.sends_patches = any(parser.diff for parser in parsers)
-        self.is_cumulative = bool(parsers) and not self.sends_patches
-
-    @cached_property
-    def answer_keys(self) -> Sequence[str]:
-        """Keys under which the answer may be if the arm's chunks are dicts, in order of preference."""
-        try:
-            schema: Any = self.arm.get_output_schema()
-            known = [key for key in _ANSWER_KEYS if key in schema.model_fields]
-        except Exception:  # a user's runnable may have any schema
-            known = []
-        # The keys are streamed one after another, so a text under a worse key could come first.
-        return known[:1] or _ANSWER_KEYS
+        self.is_cumulative = next(runnables_in(arm, BaseCumulativeTransformOutputParser), None) is not None
 
     def merge(self, chunks: Sequence[Any]) -> Any:
         """Merge the arm's chunks into what its ``invoke`` would have returned; None without chunks.
 
         Texts and messages are concatenated. So are lists, unless a cumulative parser such as LangChain's
         `JsonOutputParser` sends the whole list again in each chunk. `AddableDict` chunks are merged key by key, and
-        their values by these rules. Of any other type, the last chunk is returned. A list of JSON patches is replaced
-        by the object that they make, if a parser sends patches.
+        their values by these rules. Of any other type, the last chunk is returned.
         """
         if not chunks:
             return None
@@ -86,13 +70,6 @@ class DirectArm:
         total: Any = chunks[0]
         for chunk in chunks[1:]:
             total = total + chunk if isinstance(total, addable) and isinstance(chunk, type(total)) else chunk
-        if (
-            self.sends_patches
-            and total
-            and isinstance(total, list)
-            and all(isinstance(op, dict) and "op" in op for op in total)
-        ):
-            return (RunLogPatch() + RunLogPatch(*total)).state
         # As `invoke` would return it: a message, not a chunk.
         return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total
 
@@ -125,11 +102,10 @@ class ArmAnswer(BufferedAnswer):
             chunk = AddableDict(
                 {k: v for k, v in chunk.items() if k not in self._input or v is not self._input[k]}
             )
-        keys = self._direct.answer_keys
-        text = extract_text(chunk, keys)
+        text = extract_text(chunk)
         if text:
             self.partial.pieces.append(text)
-        elif isinstance(chunk, AddableDict) and chunk and _find_answer_key(chunk, keys) is None:
+        elif isinstance(chunk, AddableDict) and chunk and _find_answer_key(chunk) is None:
             self.has_other_content = True
         return text is not None
 
@@ -210,18 +186,17 @@ class ArmStream(ChunkStream):
 _ANSWER_KEYS = ("answer", "output", "result", "response", "generation", "content", "text", "raw")
 
 
-def extract_text(chunk: Any, keys: Sequence[str] = _ANSWER_KEYS) -> str | None:
+def extract_text(chunk: Any) -> str | None:
     """Return a chunk's text: empty if a later chunk may have the answer, None for a tool call or a parsed object.
 
     Args:
         chunk: A string, a message, or a dict with one of these.
-        keys: Keys under which a dict may have the answer, in order of preference.
     """
     if isinstance(chunk, Mapping):
-        key = _find_answer_key(chunk, keys)
+        key = _find_answer_key(chunk)
         if key is not None:
             return extract_text(chunk[key])
-        if isinstance(chunk, AddableDict) and keys[0] not in chunk:
+        if isinstance(chunk, AddableDict) and _ANSWER_KEYS[0] not in chunk:
             return ""  # a chain streams its keys one after another, so the answer may come later
     if isinstance(chunk, BaseMessage):
         calls = getattr(chunk, "tool_call_chunks", None) or getattr(chunk, "tool_calls", None)
@@ -229,5 +204,5 @@ def extract_text(chunk: Any, keys: Sequence[str] = _ANSWER_KEYS) -> str | None:
     return chunk if isinstance(chunk, str) else None
 
 
-def _find_answer_key(chunk: Mapping[str, Any], keys: Sequence[str]) -> str | None:
-    return next((key for key in keys if isinstance(chunk.get(key), str | BaseMessage)), None)
+def _find_answer_key(chunk: Mapping[str, Any]) -> str | None:
+    return next((key for key in _ANSWER_KEYS if isinstance(chunk.get(key), str | BaseMessage)), None)

@@ -20,8 +20,7 @@ one is closed by its consumer. Either way the tracers get errors and early ends,
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial, partialmethod
@@ -33,7 +32,6 @@ from langchain_core.callbacks.manager import ahandle_event, handle_event
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
-from langchain_core.tracers._streaming import _StreamingCallbackHandler
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.context import _configure_hooks
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
@@ -67,9 +65,6 @@ _IGNORED_BY: dict[str, str | None] = {
     "on_custom_event": "ignore_custom_event",
     "on_text": None,
 }
-
-
-_CHUNK = "chunk of a run's output"
 
 
 class GenerationCancelled(asyncio.CancelledError):
@@ -124,10 +119,6 @@ class BufferingHandler(BaseCallbackHandler):
         self.running: set[UUID] = set()
         self._is_shut_down = False
         self._is_released = False
-        self._taps: dict[tuple[int, UUID], tuple[deque[Any], Iterator[Any]]] = {}
-        # LangChain looks for handlers with these methods, and has an LLM stream for them.
-        if any(isinstance(listener, _StreamingCallbackHandler) for listener in self._listeners):
-            self.tap_output_iter, self.tap_output_aiter = self._tap, self._atap
 
     def shut_down(self) -> None:
         """Stop the LLM at its next token. Drop the kept events, unless `flush` has already released the answer.
@@ -144,9 +135,6 @@ class BufferingHandler(BaseCallbackHandler):
         self._is_released = True
         while self._events:
             event, args, kwargs = self._events.pop(0)
-            if event == _CHUNK:
-                self._pass_chunk(*args, **kwargs)
-                continue
             yield Call(
                 handle_event, ahandle_event, self._listeners, event, _IGNORED_BY[event], *args, **kwargs
             )
@@ -170,30 +158,6 @@ class BufferingHandler(BaseCallbackHandler):
         if self._is_shut_down and event.endswith("_error"):
             args = (GenerationCancelled(),)  # without the traceback, see `shut_down`
         self._events.append((event, args, kwargs))
-
-    def _pass_chunk(self, chunk: Any, *, run_id: UUID) -> None:
-        """Let the listeners see a chunk of a run's output; they have no method for one, but wrap the whole output."""
-        for listener in self._listeners:
-            if isinstance(listener, _StreamingCallbackHandler):
-                key = id(listener), run_id
-                if key not in self._taps:
-                    chunks: deque[Any] = deque()
-                    self._taps[key] = chunks, listener.tap_output_iter(run_id, iter(chunks.popleft, object()))
-                chunks, tapped = self._taps[key]
-                chunks.append(chunk)
-                next(tapped, None)
-
-    def _tap(self, run_id: UUID, output: Iterator[Any]) -> Iterator[Any]:
-        """Keep the chunks of a run's output."""
-        for chunk in output:
-            self.keep(_CHUNK, chunk, run_id=run_id)
-            yield chunk
-
-    async def _atap(self, run_id: UUID, output: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Do what `_tap` does."""
-        async for chunk in output:
-            self.keep(_CHUNK, chunk, run_id=run_id)
-            yield chunk
 
     # --- called by LangChain ---------------------------------------------------------------------------------
 

@@ -14,11 +14,6 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
-from langchain_core.runnables.configurable import (
-    RunnableConfigurableAlternatives,
-    RunnableConfigurableFields,
-)
-from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 from pydantic import BaseModel
 
 from rgate_integrations.errors import ConfigurationError
@@ -154,16 +149,6 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any], around: Sequ
     parts = list_parts(arm, around)
     for part in parts:
         names += _llm_names(part, options, [*around, arm])
-    if isinstance(arm, RunnableConfigurableFields):
-        for key, field in arm.fields.items():  # a call's config may select any of these models
-            if key in _NAMES and isinstance(
-                field, ConfigurableFieldSingleOption | ConfigurableFieldMultiOption
-            ):
-                names += map(str, field.options.values())
-    if isinstance(arm, RunnableConfigurableAlternatives):
-        for alternative in arm.alternatives.values():
-            if not isinstance(alternative, Runnable):
-                names.append("")  # a factory: its model is unknown until it is called
     if not parts:  # a model, or the proxy that init_chat_model returns
         name = _get_model_name(arm, options)
         if name or isinstance(arm, BaseLanguageModel):
