@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 from rgate_integrations.answering.answer_first import AnswerFirst, is_clear, settle
 from rgate_integrations.answering.drafting import attach_draft
-from rgate_integrations.answering.look_first import decide_with_passages, needs_passages, passages_cannot_help
+from rgate_integrations.answering.look_first import decide_with_passages, needs_passages
 from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo, Request
@@ -194,7 +194,7 @@ class RoutedCall(ABC, Generic[_Input]):
                     item.outcome = outcome
                 else:
                     item.screening = outcome
-        if any(self._may_be_changed(item, options) for item in self.inputs):
+        if any(needs_passages(item.screening) for item in self.inputs):
             yield from self._wait_for_search()
         if screens:
             self._screening_time = _milliseconds_since(self._start)
@@ -217,13 +217,6 @@ class RoutedCall(ABC, Generic[_Input]):
                 yield from self._begin_search(self.inputs)
             yield from self._judge_answers(answers, options.tokens)
 
-    def _may_be_changed(self, item: _Input, options: AnswerFirst) -> bool:
-        """Return whether passages may change what the screening of an input decides."""
-        screening = item.screening
-        return needs_passages(screening) and not (
-            is_clear(screening, options) and self._is_direct_anyway(item, screening)
-        )
-
     def _settle(self, item: _Input, screening: Decision, options: AnswerFirst) -> Flow[Decision | None]:
         """Return the decision about an input; None if a partial answer must be judged first."""
         look = self.strategy.look_first
@@ -240,8 +233,6 @@ class RoutedCall(ABC, Generic[_Input]):
                 # That of the decision, because a user's own gate may apply another, or call something else so.
                 direct_threshold=None if item.threshold is None else screening.threshold,
             )
-        elif look is not None and needs_passages(screening):  # nothing waited for the search
-            settled = screening.model_copy(update={"outcome": "direct"})
         if settled is None:
             return None
         return settled.model_copy(
@@ -288,9 +279,6 @@ class RoutedCall(ABC, Generic[_Input]):
         for item in inputs:
             if look is None or not needs_passages(item.outcome):
                 continue
-            if not item.searched and self._is_direct_anyway(item, item.outcome):
-                item.outcome = item.outcome.model_copy(update={"outcome": "direct"})
-                continue
             yield from self._wait_for_search()
             if item.searched:
                 item.outcome = yield Call(
@@ -301,12 +289,6 @@ class RoutedCall(ABC, Generic[_Input]):
                     look,
                     direct_threshold=None if item.threshold is None else item.outcome.threshold,
                 )
-
-    def _is_direct_anyway(self, item: _Input, decision: Decision) -> bool:
-        """Return whether look first sends an input to the direct arm, whatever the search finds."""
-        look = self.strategy.look_first
-        limit = None if item.threshold is None else decision.threshold
-        return look is not None and passages_cannot_help(decision, look, direct_threshold=limit)
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
         """Return a decision with the tokens, times and costs of screening and partial answer, and with the draft.
