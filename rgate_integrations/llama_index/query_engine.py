@@ -161,12 +161,12 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
                 ``tokens`` replaces `AnswerFirst.tokens` instead.
 
         Raises:
-            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none, ``llm`` is not an LLM,
-                ``direct_prompt`` is not a prompt or has no ``query_str``, or both ``direct`` and ``direct_prompt``
-                were given.
+            ConfigurationError: ``llm`` is not an LLM, ``direct_prompt`` is not a prompt or has no ``query_str``, or
+                both ``direct`` and ``direct_prompt`` were given.
+            ImportError, ValueError: No LLM was given, and LlamaIndex's ``Settings`` have none.
             RGateError: The errors of the class.
         """
-        llm = llm or _llm_of_settings()
+        llm = llm or Settings.llm
         check_part(llm, "complete")
         if direct_prompt is not None:
             check_part(direct_prompt, "format_messages")
@@ -243,17 +243,6 @@ def _check_two_steps(engine: BaseQueryEngine) -> None:
         problem,
         hint="Leave out look_first and AnswerFirst.prefetch, or wrap a RetrieverQueryEngine without a gate.",
     )
-
-
-def _llm_of_settings() -> LLM:
-    try:
-        return Settings.llm
-    except (ImportError, ValueError) as error:
-        # LlamaIndex fell back to OpenAI, whose package or key is missing.
-        raise ConfigurationError(
-            "No LLM for known questions: llm= is None, and LlamaIndex's Settings.llm is not set.",
-            hint="Pass the engine's LLM, as in GatedQueryEngine.from_defaults(engine, llm=llm), or set Settings.llm.",
-        ) from error
 
 
 class EngineCall(QuestionCall):

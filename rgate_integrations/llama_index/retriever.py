@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.data_structs.data_structs import KG, IndexDict, IndexGraph, IndexList, KeywordTable
-from llama_index.core.data_structs.document_summary import IndexDocumentSummary
+from llama_index.core.data_structs.data_structs import IndexDict
 from llama_index.core.instrumentation.span_handlers import NullSpanHandler
 from llama_index.core.llms import LLM
 from llama_index.core.memory.types import BaseMemory
@@ -102,31 +101,14 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
             profiles[name] = profile_index(part.index, name)
         else:
             index: Any = getattr(part, "_index", None)
-            ids = _node_ids(index)
-            if ids is None:
+            struct = getattr(index, "index_struct", None)
+            # Only an index in memory lists the ids of its nodes.
+            ids = list(struct.nodes_dict.values()) if isinstance(struct, IndexDict) else []
+            if not ids:
                 raise missing_passages(type(part).__name__)
             texts = [node.get_content() for node in index.docstore.get_nodes(ids)]
             profiles[name] = profile_texts(texts, name)
     return profiles
-
-
-def _node_ids(index: Any) -> list[str] | None:
-    """Return the ids of an index's passages; None if the index does not list them, or is not of a known kind."""
-    struct = getattr(index, "index_struct", None)
-    if isinstance(struct, IndexDict):
-        ids = list(struct.nodes_dict.values())
-        stores_text = getattr(getattr(index, "vector_store", None), "stores_text", True)
-        # Only a vector index in memory lists the ids of its nodes.
-        return None if not ids and stores_text else ids
-    if isinstance(struct, IndexList):
-        return struct.nodes
-    if isinstance(struct, KeywordTable | KG):
-        return sorted(set().union(*struct.table.values()))
-    if isinstance(struct, IndexDocumentSummary):
-        return list(struct.node_id_to_summary_id)
-    if isinstance(struct, IndexGraph):  # a tree, whose inner nodes are summaries
-        return [leaf for leaf in struct.all_nodes.values() if not struct.node_id_to_children_ids.get(leaf)]
-    return None
 
 
 class GatedRetriever(Gated, FlowRetriever):
