@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.strategy import Strategy
+from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.corpora import CorpusRetriever
 from rgate_integrations.langchain.documents import format_documents

@@ -7,7 +7,6 @@ from urllib.error import HTTPError
 import pytest
 from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.instrumentation.dispatcher import instrument_tags
-from pydantic import RootModel
 
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import (
@@ -16,7 +15,7 @@ from rgate_integrations.llama_index import (
     GatedRetriever,
     RetrievalGateSelector,
 )
-from rgate_integrations.llama_index.drafting import DRAFT_TAG
+from rgate_integrations.llama_index.decider import DRAFT_TAG
 from tests.begun_answers import KNOWN, Knowing
 from tests.langchain_fakes import Judge
 from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, decisions_in, hearing
@@ -98,14 +97,6 @@ def test_listeners_can_tell_a_draft_from_the_answer(gate, call, make, kind, draf
     if "End" in drafting:  # after a failure, the retrieve arm answers
         expected += [(f"{kind}StartEvent", answer), (f"{kind}EndEvent", answer)]
     assert heard == expected
-
-
-@both_ways
-def test_of_a_structured_llm_the_one_inside_drafts(gate, call):
-    llm = Writer()
-    (draft,) = asking(gate, llm.as_structured_llm(RootModel[str]), call, 1)
-    assert (draft.text, draft.logprobs) == ("Perhaps it", LOGPROBS)
-    assert llm.calls == [EVERYTHING]
 
 
 class Silent(Writer):

@@ -408,21 +408,16 @@ async def test_a_chat_engine_that_condenses_hands_both_arms_the_condensed_questi
 
 # --- postprocessors ----------------------------------------------------------------------------------------
 
-BY_SCORE_TIME_OR_POSITION = [
+BY_SCORE_OR_POSITION = [
     core.SimilarityPostprocessor(similarity_cutoff=20.0),
     core.PrevNextNodePostprocessor(docstore=SimpleDocumentStore(), mode="both"),
     core.LongContextReorder(),
-    core.FixedRecencyPostprocessor(date_key="published"),
-    core.EmbeddingRecencyPostprocessor(date_key="published", embed_model=MockEmbedding(8)),
-    core.TimeWeightedPostprocessor(),
     core.MetadataReplacementPostProcessor(target_metadata_key="window"),
 ]
 
 
-@pytest.mark.parametrize("postprocessor", BY_SCORE_TIME_OR_POSITION, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("postprocessor", BY_SCORE_OR_POSITION, ids=lambda each: type(each).__name__)
 def test_the_note_passes_postprocessors_and_can_be_saved(postprocessor):
-    if "Recency" in type(postprocessor).__name__:
-        pytest.importorskip("pandas")
     notes = GatedRetriever(Shelf(), ScriptedGate()).retrieve(KNOWN)
     (note,) = postprocessor.postprocess_nodes(notes, query_str=KNOWN)
     assert note.node.metadata["rgate"]["retrieve"] is False

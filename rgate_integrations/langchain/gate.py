@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.strategy import Strategy
+from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision, Draft, Threshold, valid_count, valid_threshold
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, GateOptions, resolve_gate

@@ -21,8 +21,7 @@ from langchain_core.runnables.utils import (
 )
 from pydantic import PrivateAttr, SkipValidation
 
-from rgate_integrations.answering.routing import RoutedCall, RoutedInput
-from rgate_integrations.answering.strategy import Strategy
+from rgate_integrations.answering.routing import RoutedCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import Failed
 from rgate_integrations.errors import ConfigurationError

@@ -119,10 +119,9 @@ class GatedRetriever(Gated, FlowRetriever):
     not list it, but have the decision in ``metadata["rgate"]``. If an engine can be wrapped, prefer
     `GatedQueryEngine`: its direct arm has its own prompt.
 
-    The note survives postprocessors that filter by score, time or position: its score is above any cutoff,
-    and its metadata has every key. A postprocessor that judges the text, such as ``KeywordNodePostprocessor``
-    or a reranker, may drop it. Pass those to this retriever instead of the engine, so that they only see
-    passages.
+    The note survives postprocessors that filter by score or position: its score is above any cutoff. One that judges
+    the text or the metadata, such as ``KeywordNodePostprocessor``, a reranker or a filter by date, may drop it or
+    fail. Pass those to this retriever instead of the engine, so that they only see passages.
 
     Args:
         retriever: The guarded retriever. With several corpora, it may be a mapping from their names to retrievers: at
@@ -217,21 +216,18 @@ class GatedRetriever(Gated, FlowRetriever):
         return {"retriever": self.retriever}
 
 
-class _NoteMetadata(dict[str, Any]):
-    """Metadata that has every key, because postprocessors that sort by ``date`` fail on a node without it."""
-
-    def __missing__(self, key: str) -> None:
-        return None
-
-
 def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     """Return the nodes for a known question: one note, with the decision in its ``metadata["rgate"]``."""
     listen(_NoteListener)  # here, since an unpickled retriever was not constructed in this process
-    metadata = _NoteMetadata(rgate=decision.model_dump(mode="json"), rgate_note=_MARK)
+    metadata = {"rgate": decision.model_dump(mode="json"), "rgate_note": _MARK}
     keys = list(metadata)
-    note = TextNode(text=text, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys)
-    # A copy is not validated, which would turn the metadata into a plain dict.
-    return [NodeWithScore(node=note.model_copy(update={"metadata": metadata}), score=NOTE_SCORE)]
+    note = TextNode(
+        text=text,
+        metadata=metadata,
+        excluded_llm_metadata_keys=keys,
+        excluded_embed_metadata_keys=keys,
+    )
+    return [NodeWithScore(node=note, score=NOTE_SCORE)]
 
 
 class _NoteListener(NullSpanHandler):

@@ -10,8 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, get_args
 
-from rgate_integrations.answering.claims import Claim, format_claims, parse_claims
-from rgate_integrations.answering.rewriting import REWRITE
+from rgate_integrations.answering.claims import REWRITE, Claim, format_claims, parse_claims
 from rgate_integrations.decision import Draft, valid_choice, valid_count
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
