@@ -202,8 +202,8 @@ AS_LLM = r"str cannot be used as an LLM: .* load_gate\(llm_name="  # regression:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda gate: RetrievalGateSelector(gate, tokens=0), f"tokens {COUNT}"),
-        (lambda gate: GatedRetriever(Shelf(), gate, tokens=True), f"tokens {COUNT}"),
+        (lambda gate: ClaimFusionRetriever([Shelf()], gate, tokens=0), f"tokens {COUNT}"),
+        (lambda gate: GatedQueryEngine(Rag(), Rag(), gate, tokens=True), f"tokens {COUNT}"),
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, similarity_top_k=0), f"similarity_top_k {COUNT}"),
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, max_queries=0), f"max_queries {COUNT}"),
         (lambda gate: ClaimQueryTransform(gate, max_queries="6"), f"max_queries {COUNT}"),
@@ -235,9 +235,6 @@ AS_LLM = r"str cannot be used as an LLM: .* load_gate\(llm_name="  # regression:
         ),
         (lambda gate: GatedQueryEngine.from_defaults(over(Shelf()), gate, "gpt-4o"), AS_LLM),
         (lambda gate: GatedQueryEngine(Rag(), Rag(), gate, llm="gpt-4o"), AS_LLM),
-        (lambda gate: GatedRetriever(Shelf(), gate, llm="gpt-4o"), AS_LLM),
-        (lambda gate: RetrievalGateSelector(gate, llm="gpt-4o"), AS_LLM),
-        (lambda gate: GatedRetriever(Shelf(), gate, llm=""), AS_LLM),
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, draft_llm="gpt-4o"), AS_LLM),
         # Regression: "'tuple' object has no attribute 'callback_manager'", as a postprocessor lists its fields.
         (

@@ -232,8 +232,7 @@ def test_what_is_guarded_in_the_retrieve_arm_takes_the_decision_of_the_router():
 def test_llama_index_engines_judge_their_llm():
     llm = OpenAILike(model="gpt-4o", api_base="http://localhost:1/v1", api_key="x")
     engine = GatedQueryEngine.from_defaults(Rag(), llm=llm)
-    selector = RetrievalGateSelector(llm=llm)
-    for gate in (*answer_first_gates(engine.decider.gate), selector.decider.gate):
+    for gate in answer_first_gates(engine.decider.gate):
         assert ability_of(gate).llm.startswith("gpt-4o")
     assert engine.decider.gate.gate.llm_name_source == "LlamaIndex's metadata"
     shared = RetrievalGateSelector().decider.unadjusted

@@ -33,7 +33,6 @@ from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import no_answer
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, is_interrupt, run
-from rgate_integrations.runtime.replies import THINKING_OFF
 
 
 @dataclass
@@ -109,7 +108,6 @@ _log = logging.getLogger("rgate_integrations")
 
 _THINKS = "The LLM thinks before it answers, so only the question was judged."
 _NO_TEXT = "The direct arm returns something other than text, so only the question was judged."
-_MEASURED_OFF = "The LLM thinks before it answers, but its ability was measured with thinking off."
 
 
 @dataclass
@@ -458,10 +456,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
 
 def _decide_by_question(screening: Decision, reason: str, **changes: Any) -> Decision:
     """Return the decision by the question alone; its reason also says why no partial answer was judged."""
-    warnings = screening.warnings
-    if reason == _THINKS and THINKING_OFF in screening.llm:
-        warnings = (*warnings, _MEASURED_OFF)
-    changes |= {"reason": f"{screening.reason} {reason}".strip(), "warnings": warnings}
+    changes["reason"] = f"{screening.reason} {reason}".strip()
     return screening.model_copy(update=changes)
 
 

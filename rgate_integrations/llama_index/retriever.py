@@ -10,7 +10,6 @@ from typing import Any, Unpack
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.data_structs.data_structs import IndexDict
 from llama_index.core.instrumentation.span_handlers import NullSpanHandler
-from llama_index.core.llms import LLM
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
@@ -126,10 +125,8 @@ class GatedRetriever(Gated, FlowRetriever):
     Args:
         retriever: The guarded retriever. With several corpora, it may be a mapping from their names to retrievers: at
             most ``top`` of them run, or all if the gate fails or has no corpora.
-        gate: A gate, or an argument for `load_gate`; the default gate when None.
-        llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
-            default gate is then ``answer:default,default-answer``, which also reads drafts.
-        tokens: Maximum number of tokens of the draft, at least 1.
+        gate: A gate, or an argument for `load_gate`, such as ``load_gate(llm_name=…)`` with the name of your LLM; the
+            default gate when None.
         memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``, from
             which the gate reads the earlier turns. The question is searched for alone, unless it is very short or an
             English follow-up, and together with the user's last turn.
@@ -154,8 +151,6 @@ class GatedRetriever(Gated, FlowRetriever):
         retriever: BaseRetriever | Mapping[str, BaseRetriever],
         gate: GateLike | str | None = None,
         *,
-        llm: LLM | None = None,
-        tokens: int = 32,
         memory: BaseMemory | None = None,
         known_message: str | None = NO_PASSAGES_NEEDED,
         node_postprocessors: Sequence[BaseNodePostprocessor] | None = None,
@@ -167,7 +162,7 @@ class GatedRetriever(Gated, FlowRetriever):
         if options.get("corpus") is True:
             options["corpus"] = profile_searched(retriever)
         self.retriever = retriever
-        self.decider = QueryDecider(gate, llm, tokens, memory, adapter=type(self), **options)
+        self.decider = QueryDecider(gate, memory=memory, adapter=type(self), **options)
         if isinstance(retriever, CorpusRetriever):
             check_corpora(self.decider.gate.corpora, retriever.parts)
         self.known_message = known_message

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
-from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
@@ -26,13 +25,11 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     corpora, or if the gate fails, all tools that retrieve are selected. The router merges their answers.
 
     Args:
-        gate: A gate, or an argument for `load_gate`; the default gate when None.
+        gate: A gate, or an argument for `load_gate`, such as ``load_gate(llm_name=…)`` with the name of your LLM; the
+            default gate when None.
         direct: Name of the tool that answers without retrieval.
         retrieve: Name of the tool that retrieves, from whichever corpus, or a list of the names of such tools. By
             default the names of the gate's corpora; ``"retrieve"`` if it has none.
-        llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
-            default gate is then ``answer:default,default-answer``, which also reads drafts.
-        tokens: Maximum number of tokens of the draft, at least 1.
         **options: ``corpus=``, with ``prefer=``, ``when_uncovered=`` and ``top=``: the tools' corpora, as in
             `load_gate`. ``always=`` and ``never=``: rules, instead of the gate's own.
 
@@ -52,13 +49,11 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         *,
         direct: str = "direct",
         retrieve: str | Sequence[str] | None = None,
-        llm: LLM | None = None,
-        tokens: int = 32,
         **options: Unpack[GateOptions],
     ) -> None:
         if options.get("corpus") is True:
             raise missing_passages("a selector")
-        self.decider = QueryDecider(gate, llm, tokens, adapter=type(self), **options)
+        self.decider = QueryDecider(gate, adapter=type(self), **options)
         self.direct = direct
         corpora = self.decider.gate.corpora
         names = retrieve or corpora or "retrieve"
