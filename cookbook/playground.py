@@ -13,7 +13,7 @@ from typing import Any
 import gradio
 
 from rgate_integrations import Decision, DecisionEngine, load_gate
-from rgate_integrations.answering.answers import write_answers
+from rgate_integrations.answering.drafting import write_answers
 from rgate_integrations.cli.corpus import open_index
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import LanguageModel

@@ -3,7 +3,7 @@
 from unittest.mock import Mock, call
 
 from rgate_integrations import Draft
-from rgate_integrations.answering.answers import write_answers
+from rgate_integrations.answering.drafting import write_answers
 from rgate_integrations.index import Passage
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, format_passages
 

@@ -7,8 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgate_integrations import Decision, Draft, plan_queries
-from rgate_integrations.answering.claims import Claim, format_claims, parse_claims, without_tags
-from rgate_integrations.answering.rewriting import ModelRewriter, sentence_claims
+from rgate_integrations.answering.claims import (
+    Claim,
+    ModelRewriter,
+    format_claims,
+    parse_claims,
+    sentence_claims,
+    without_tags,
+)
 from rgate_integrations.errors import ConfigurationError
 from tests.begun_answers import Broken, Reader
 from tests.scripted_proxy import ScriptedProxy

@@ -257,9 +257,6 @@ def test_the_folder_of_a_moved_index_is_not_made_again(tmp_path):
 def test_an_empty_index_has_no_profile():
     with pytest.raises(ProfileError, match="no passages"):
         RetrievalGate(corpus=True).guard(IndexRetriever(index=PassageIndex(Letters())))
-    empty = VectorStoreIndex([], embed_model=MockEmbedding(4)).as_retriever()
-    with pytest.raises(ProfileError, match="no passages"):
-        GatedRetriever(empty, corpus=True)
 
 
 # --- the gateway --------------------------------------------------------------------------------------------------

@@ -1,18 +1,16 @@
 """LangChain: what is searched ahead, which part of the retrieve arm that is, and what is read of what it finds."""
 
-from operator import itemgetter
-
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough, RunnableSerializable
+from langchain_core.runnables import RunnableLambda, RunnableSerializable
 from pydantic import Field
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.strategy import Strategy
+from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.corpora import CorpusRetriever
 from rgate_integrations.langchain.documents import format_documents
@@ -153,15 +151,6 @@ def test_what_is_judged_of_what_an_arm_finds(arm, answer):
     router = router_over(arm)
     assert router.invoke(HELD) == answer
     assert router.invoke("cold weather") == KNOWN
-
-
-@pytest.mark.parametrize("found", [[TEXT], []])
-def test_what_an_arm_only_passes_on_is_judged_if_it_finds_nothing(found):
-    """Regression: documents of the input, such as those of earlier turns, were judged in place of those found."""
-    context = itemgetter("question") | Shelf(texts=found) | format_documents
-    router = router_over(RunnablePassthrough.assign(context=context) | RunnableLambda(lambda _: "read"))
-    given = [Document(page_content=text) for text in ([TEXT], OTHERS)[bool(found)]]
-    assert router.invoke({"question": HELD, "earlier": given}) == "read"
 
 
 @each(STREAMS)

@@ -7,16 +7,13 @@ from urllib.error import HTTPError
 import pytest
 from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.instrumentation.dispatcher import instrument_tags
-from pydantic import RootModel
 
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
-    GatedRetriever,
-    RetrievalGateSelector,
 )
-from rgate_integrations.llama_index.drafting import DRAFT_TAG
+from rgate_integrations.llama_index.decider import DRAFT_TAG
 from tests.begun_answers import KNOWN, Knowing
 from tests.langchain_fakes import Judge
 from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, decisions_in, hearing
@@ -31,20 +28,17 @@ def test_everything_that_decides_lets_the_llm_draft(gate, call, chats):
     llm = Writer(chats=chats)
     engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=llm, tokens=2)
     call(engine, "query", "unknown?")
-    call(GatedRetriever(Shelf(), gate, llm=llm, tokens=2), "retrieve", "unknown?")
     call(ClaimFusionRetriever([Shelf()], gate, draft_llm=llm, tokens=2), "retrieve", "unknown?")
-    selector = RetrievalGateSelector(gate, llm=llm, tokens=2)
-    call(selector, "select", ["direct", "retrieve"], "unknown?")
     found = [(d.text, d.tokens, d.logprobs, d.model) for (d,) in gate.drafts]
-    assert found == [("Perhaps it", ("Perhaps", " it"), LOGPROBS, "writer")] * 4
-    assert llm.calls == [EVERYTHING] * 4
+    assert found == [("Perhaps it", ("Perhaps", " it"), LOGPROBS, "writer")] * 2
+    assert llm.calls == [EVERYTHING] * 2
 
 
 def asking(gate, llm, call, times):
     """Ask the same question several times; returns the drafts that the gate was given."""
-    guarded = GatedRetriever(Shelf(), gate, llm=llm, tokens=2)
+    engine = GatedQueryEngine(Rag(), Rag(), gate, llm=llm, tokens=2)
     for _ in range(times):
-        assert call(guarded, "retrieve", "unknown?")
+        call(engine, "query", "unknown?")
     return [drafts[0] for drafts in gate.drafts]
 
 
@@ -98,14 +92,6 @@ def test_listeners_can_tell_a_draft_from_the_answer(gate, call, make, kind, draf
     if "End" in drafting:  # after a failure, the retrieve arm answers
         expected += [(f"{kind}StartEvent", answer), (f"{kind}EndEvent", answer)]
     assert heard == expected
-
-
-@both_ways
-def test_of_a_structured_llm_the_one_inside_drafts(gate, call):
-    llm = Writer()
-    (draft,) = asking(gate, llm.as_structured_llm(RootModel[str]), call, 1)
-    assert (draft.text, draft.logprobs) == ("Perhaps it", LOGPROBS)
-    assert llm.calls == [EVERYTHING]
 
 
 class Silent(Writer):

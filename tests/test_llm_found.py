@@ -9,7 +9,6 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import (
     ConfigurableField,
-    ConfigurableFieldSingleOption,
     RunnableBranch,
     RunnableLambda,
     RunnablePassthrough,
@@ -77,19 +76,9 @@ ARMS = {
         "llama-3.2-1b-instruct",
     ),
     "configurable": (BIG.configurable_fields(temperature=ConfigurableField("t")), "gpt-4o"),
-    "configurable among names": (
-        BIG.configurable_fields(
-            model_name=ConfigurableFieldSingleOption("m", options={"a": "gpt-4o", "b": "phi-4"}, default="a")
-        ),
-        "phi-4",
-    ),
     "configurable alternatives": (
         BIG.configurable_alternatives(ConfigurableField("llm"), small=SMALL),
         "gpt-4o-mini",
-    ),
-    "alternatives that a factory makes": (
-        BIG.configurable_alternatives(ConfigurableField("llm"), other=lambda: SMALL),
-        "",
     ),
     "inside of a dict": (RunnablePassthrough.assign(answer=PROMPT | BIG).pick("answer"), "gpt-4o"),
     "the last of two": (PROMPT | SMALLEST | StrOutputParser() | PROMPT | BIG, "gpt-4o"),
@@ -243,8 +232,7 @@ def test_what_is_guarded_in_the_retrieve_arm_takes_the_decision_of_the_router():
 def test_llama_index_engines_judge_their_llm():
     llm = OpenAILike(model="gpt-4o", api_base="http://localhost:1/v1", api_key="x")
     engine = GatedQueryEngine.from_defaults(Rag(), llm=llm)
-    selector = RetrievalGateSelector(llm=llm)
-    for gate in (*answer_first_gates(engine.decider.gate), selector.decider.gate):
+    for gate in answer_first_gates(engine.decider.gate):
         assert ability_of(gate).llm.startswith("gpt-4o")
     assert engine.decider.gate.gate.llm_name_source == "LlamaIndex's metadata"
     shared = RetrievalGateSelector().decider.unadjusted

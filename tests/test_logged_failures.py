@@ -12,7 +12,7 @@ from rgate_integrations.answering.look_first import LookFirst, decide_with_passa
 from rgate_integrations.decision import Decision
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.llama_index import GatedRetriever
+from rgate_integrations.llama_index import ClaimFusionRetriever
 from rgate_integrations.runtime.flow import Call, Start, run
 from rgate_integrations.runtime.text import redact
 from tests.llama_index_parts import ScriptedGate, Shelf, Writer
@@ -115,7 +115,7 @@ def test_a_llama_index_llm_that_writes_drafts_and_quotes(lines):
     def fail(options):
         raise quote(PRIVATE)
 
-    GatedRetriever(Shelf(), ScriptedGate(), llm=Writer(fails=fail)).retrieve(PRIVATE)
+    ClaimFusionRetriever([Shelf()], ScriptedGate(), draft_llm=Writer(fails=fail)).retrieve(PRIVATE)
     assert "The LLM wrote no draft: QuotingError: status 400" in lines()
 
 

@@ -10,7 +10,6 @@ from rgate_integrations.answering.look_first import (
     compare,
     decide_with_passages,
     estimate_p_helps,
-    passages_cannot_help,
 )
 from rgate_integrations.decision import Failure, Override
 from rgate_integrations.errors import ConfigurationError
@@ -246,26 +245,6 @@ def test_a_threshold_above_1_always_retrieves():
     """Regression: passages that hold nothing sent a known question to the LLM alone."""
     made = decision(1.0).model_copy(update={"threshold": 1.01, "retrieve": True})
     assert decide_with_passages(made, HOLDING, LookFirst(min_gain=1.0), direct_threshold=1.01) == made
-
-
-@pytest.mark.parametrize("p_known", [0.0, 0.05, 0.3, 0.5, 0.89, 0.9, 0.95, 1.0])
-@pytest.mark.parametrize("signals", [{}, PRIVATE])
-@pytest.mark.parametrize("threshold", [None, 0.5, 0.95])
-@pytest.mark.parametrize(
-    "options", [{}, {"min_gain": 0.5}, {"min_gain": -0.2}, {"on_abstain": "direct"}], ids=str
-)
-def test_nothing_waits_for_a_search_only_if_no_passages_change_the_outcome(
-    p_known, signals, threshold, options
-):
-    limit = 0.5 if threshold is None else threshold
-    made = decision(p_known, signals=signals).with_retrieve(p_known < limit, threshold=limit)
-    look = LookFirst(model=COVERED, **options)
-    outcomes = set()
-    for p_contains in np.linspace(0, 1, 101):
-        p_helps = float(COVERED.p_helps(np.array([p_contains]), np.array([p_known]))[0])
-        outcomes.add(compare(made, p_helps, look, direct_threshold=threshold).outcome)
-    cannot = outcomes == {"direct"} and not made.retrieve
-    assert passages_cannot_help(made, look, direct_threshold=threshold) is cannot
 
 
 OVERRIDES = {way: Override(retrieve=way, reason="A rule.") for way in (True, False)}

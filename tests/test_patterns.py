@@ -3,8 +3,13 @@
 import pytest
 
 from rgate_integrations import Draft, Request
-from rgate_integrations.answering.claims import parse_claims, without_tags
-from rgate_integrations.answering.rewriting import sentence_claims, split_sentences, subject
+from rgate_integrations.answering.claims import (
+    parse_claims,
+    sentence_claims,
+    split_sentences,
+    subject,
+    without_tags,
+)
 from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.engine.scoring import read_request
 from rgate_integrations.gates.llm_names import parse_name

@@ -382,25 +382,6 @@ def test_what_no_passage_can_change_does_not_wait_for_them(side, monkeypatch, op
     assert (routed.decision["override"]["retrieve"], routed.decision["p_helps"]) == (False, None)
 
 
-@pytest.mark.parametrize(
-    ("options", "threshold"),
-    [
-        ({"answers": False, "judge": Reader({HELD: 0.99})}, None),
-        ({"answers": False, "judge": Reader({HELD: 0.6})}, 0.5),
-        ({"scores": {HELD: 0.99}}, None),
-    ],
-    ids=["look first", "a threshold that is given", "both"],
-)
-def test_what_is_known_too_well_does_not_wait_for_passages(framework, monkeypatch, options, threshold):
-    """Regression: it waited for a search that could not change the decision."""
-    routed = framework(look=LOOK, **options)
-    ended = never_ending(type(routed.shelf), monkeypatch)
-    assert TEXT not in routed.ask(HELD, threshold=threshold)
-    assert not ended.is_set()
-    ended.set()
-    assert (routed.decision["outcome"], routed.decision["p_helps"]) == ("direct", None)
-
-
 @pytest.mark.parametrize("look", [None, LOOK], ids=["answer first", "both"])
 def test_no_answer_is_begun_at_a_threshold_that_always_retrieves(framework, look):
     """Regression: the LLM was asked for the beginning of an answer, which was then dropped."""

@@ -15,7 +15,6 @@ from pydantic import Field
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
-from rgate_integrations.runtime.replies import THINKING_OFF
 from tests.begun_answers import LOOK, TEXT, EventRecorder
 from tests.begun_answers import Shelf as Retriever
 from tests.http_servers import Words, listening, serving_gateway
@@ -47,7 +46,7 @@ CLIENT = {"api_key": "none", "model": "m", "max_retries": 0}
 class ByQuestion(Words):
     """Is unsure about questions; it must not see a partial answer that consists of thoughts."""
 
-    fields: ClassVar = {"reason": "So.", "llm": f"m, {THINKING_OFF}"}
+    fields: ClassVar = {"reason": "So."}
 
     def p_known(self, request):
         assert request.draft is None, f"thoughts were judged: {request.draft}"
@@ -157,9 +156,6 @@ def test_openai_like(style, dialect):
         assert len(upstream.requests) == 1
         decision = response.metadata["rgate"]
         assert "thinks before it answers" in decision["reason"]
-        assert decision["warnings"] == [
-            "The LLM thinks before it answers, but its ability was measured with thinking off."
-        ]
 
 
 # --- as LangChain's chat models give thoughts --------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, TypeGuard
 
@@ -139,25 +138,6 @@ def needs_passages(outcome: object) -> TypeGuard[Decision]:
         and outcome.threshold <= 1  # above, it always retrieves
         and not is_follow_up(outcome.question)
     )
-
-
-def passages_cannot_help(
-    decision: Decision, options: LookFirst, *, direct_threshold: float | None = None
-) -> bool:
-    """Return whether the LLM answers directly whatever a search finds, so that nothing needs to wait for the search.
-
-    P(helps) is linear in the probability that the passages contain the answer, so its extremes are enough.
-    """
-    if decision.retrieve:
-        return False
-    with suppress(Exception):  # the user's model may raise anything
-        model = options.model or read_utility_model()
-        extremes = model.p_helps(np.array([0.0, 1.0]), np.full(2, decision.p_known))
-        return all(
-            compare(decision, float(p), options, direct_threshold=direct_threshold).outcome == "direct"
-            for p in extremes
-        )
-    return False
 
 
 def is_never_known(decision: Decision) -> bool:

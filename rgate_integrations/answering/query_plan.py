@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, islice
 
-from rgate_integrations.answering.claims import Claim
-from rgate_integrations.answering.rewriting import Rewriter, rewrite_by_sentence
+from rgate_integrations.answering.claims import Claim, Rewriter, rewrite_by_sentence
 from rgate_integrations.decision import Decision, Draft, Frozen, Request, Text
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.follow_ups import list_search_texts

@@ -9,8 +9,9 @@
 against what the LLM knows. If a gate chooses among several corpora, the search waits for the first decision, which
 says where to search.
 
-`RoutedCall` is that flow. A framework's subclass asks the gates, searches with the retrieve arm, and starts the
-direct arm's answer. `rgate_integrations.answering.answer_first` says which questions need no partial answer.
+A `Strategy` says what to consider, and `RoutedCall` is the flow. A framework's subclass asks the gates, searches with
+the retrieve arm, and starts the direct arm's answer. `rgate_integrations.answering.answer_first` says which questions
+need no partial answer.
 """
 
 from __future__ import annotations
@@ -18,27 +19,95 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
 
 from rgate_integrations.answering.answer_first import AnswerFirst, is_clear, settle
 from rgate_integrations.answering.drafting import attach_draft
-from rgate_integrations.answering.look_first import decide_with_passages, needs_passages, passages_cannot_help
+from rgate_integrations.answering.look_first import LookFirst, decide_with_passages, needs_passages
 from rgate_integrations.answering.partial_answer import BufferedAnswer
-from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo, Request
 from rgate_integrations.engine.decider import Decider, Failed
+from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import no_answer
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, is_interrupt, run
-from rgate_integrations.runtime.replies import THINKING_OFF
+
+
+@dataclass
+class Strategy:
+    """What a router considers before it decides; by default only the question.
+
+    Attributes:
+        answer_first: Options for judging the beginning of the LLM's answer without passages; None to skip that.
+        look_first: Options for judging the passages that a search finds; None to skip that.
+        judge: The gate that judges partial answers: a `Decider`, or in LangChain a runnable; unused if
+            ``answer_first`` is None.
+        question_gate: The gate that judges the question alone. With ``answer_first``, it does so before the LLM
+            starts to answer; if None, the LLM starts to answer every question.
+        made_for: The gate for which ``judge`` and ``question_gate`` were made; None if they fit any.
+        chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
+        llm_thinks: Whether the direct arm's LLM has sent thoughts before an answer since this strategy was made. If
+            so, and if there is a ``question_gate``, no partial answer is judged any more.
+    """
+
+    answer_first: AnswerFirst | None = None
+    look_first: LookFirst | None = None
+    judge: Any = None
+    question_gate: Any = None
+    made_for: Any = field(default=None, compare=False)
+    chooses_corpus: bool = False
+    llm_thinks: bool = field(default=False, compare=False)
+
+    @classmethod
+    def from_options(
+        cls,
+        gate: Decider,
+        adapt: Callable[[Decider], Any],
+        *,
+        answer_first: bool | AnswerFirst,
+        look_first: bool | LookFirst,
+        chooses_corpus: bool,
+    ) -> Self:
+        """Return the strategy for the options of a router or query engine.
+
+        Args:
+            gate: The gate of the router or query engine.
+            adapt: Called with each gate that answer first needs; returns the gate adjusted to the answering LLM, in
+                LangChain as a runnable.
+            answer_first: See `AnswerFirst`.
+            look_first: See `LookFirst`.
+            chooses_corpus: See `Strategy`.
+
+        Raises:
+            ConfigurationError: An option is neither a bool nor an object of its class. With ``answer_first``: the
+                gate cannot judge a partial answer.
+            RGateError: `AnswerFirst.question_gate` is invalid or cannot be loaded; see `resolve_gate`.
+        """
+        strategy = cls(
+            AnswerFirst.coerce(answer_first), LookFirst.coerce(look_first), chooses_corpus=chooses_corpus
+        )
+        if strategy.answer_first is not None:
+            judge, question_gate = answer_first_gates(gate, strategy.answer_first.question_gate)
+            strategy.judge = adapt(judge)
+            strategy.question_gate = None if question_gate is None else adapt(question_gate)
+        return strategy
+
+    def __bool__(self) -> bool:
+        # LangChain does not serialise false fields, so a plain router can be dumped and loaded again.
+        return self.answer_first is not None or self.look_first is not None
+
+    @property
+    def searches_ahead(self) -> bool:
+        """Whether the search may start before the final decision, as with look first or `AnswerFirst.prefetch`."""
+        return self.look_first is not None or (self.answer_first is not None and self.answer_first.prefetch)
+
 
 _log = logging.getLogger("rgate_integrations")
 
 _THINKS = "The LLM thinks before it answers, so only the question was judged."
 _NO_TEXT = "The direct arm returns something other than text, so only the question was judged."
-_MEASURED_OFF = "The LLM thinks before it answers, but its ability was measured with thinking off."
 
 
 @dataclass
@@ -194,7 +263,7 @@ class RoutedCall(ABC, Generic[_Input]):
                     item.outcome = outcome
                 else:
                     item.screening = outcome
-        if any(self._may_be_changed(item, options) for item in self.inputs):
+        if any(needs_passages(item.screening) for item in self.inputs):
             yield from self._wait_for_search()
         if screens:
             self._screening_time = _milliseconds_since(self._start)
@@ -217,13 +286,6 @@ class RoutedCall(ABC, Generic[_Input]):
                 yield from self._begin_search(self.inputs)
             yield from self._judge_answers(answers, options.tokens)
 
-    def _may_be_changed(self, item: _Input, options: AnswerFirst) -> bool:
-        """Return whether passages may change what the screening of an input decides."""
-        screening = item.screening
-        return needs_passages(screening) and not (
-            is_clear(screening, options) and self._is_direct_anyway(item, screening)
-        )
-
     def _settle(self, item: _Input, screening: Decision, options: AnswerFirst) -> Flow[Decision | None]:
         """Return the decision about an input; None if a partial answer must be judged first."""
         look = self.strategy.look_first
@@ -240,8 +302,6 @@ class RoutedCall(ABC, Generic[_Input]):
                 # That of the decision, because a user's own gate may apply another, or call something else so.
                 direct_threshold=None if item.threshold is None else screening.threshold,
             )
-        elif look is not None and needs_passages(screening):  # nothing waited for the search
-            settled = screening.model_copy(update={"outcome": "direct"})
         if settled is None:
             return None
         return settled.model_copy(
@@ -288,9 +348,6 @@ class RoutedCall(ABC, Generic[_Input]):
         for item in inputs:
             if look is None or not needs_passages(item.outcome):
                 continue
-            if not item.searched and self._is_direct_anyway(item, item.outcome):
-                item.outcome = item.outcome.model_copy(update={"outcome": "direct"})
-                continue
             yield from self._wait_for_search()
             if item.searched:
                 item.outcome = yield Call(
@@ -301,12 +358,6 @@ class RoutedCall(ABC, Generic[_Input]):
                     look,
                     direct_threshold=None if item.threshold is None else item.outcome.threshold,
                 )
-
-    def _is_direct_anyway(self, item: _Input, decision: Decision) -> bool:
-        """Return whether look first sends an input to the direct arm, whatever the search finds."""
-        look = self.strategy.look_first
-        limit = None if item.threshold is None else decision.threshold
-        return look is not None and passages_cannot_help(decision, look, direct_threshold=limit)
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
         """Return a decision with the tokens, times and costs of screening and partial answer, and with the draft.
@@ -405,10 +456,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
 
 def _decide_by_question(screening: Decision, reason: str, **changes: Any) -> Decision:
     """Return the decision by the question alone; its reason also says why no partial answer was judged."""
-    warnings = screening.warnings
-    if reason == _THINKS and THINKING_OFF in screening.llm:
-        warnings = (*warnings, _MEASURED_OFF)
-    changes |= {"reason": f"{screening.reason} {reason}".strip(), "warnings": warnings}
+    changes["reason"] = f"{screening.reason} {reason}".strip()
     return screening.model_copy(update=changes)
 
 

@@ -135,7 +135,7 @@ def _answer(
     threshold: float | None,
 ) -> Decision:
     """Answer a question, print each step, and return the decision. An invalid question gets only an error."""
-    from rgate_integrations.answering.answers import write_answers
+    from rgate_integrations.answering.drafting import write_answers
     from rgate_integrations.answering.query_plan import plan_queries
     from rgate_integrations.engine.decider import read_item
     from rgate_integrations.index.hybrid import fuse

@@ -38,8 +38,7 @@ class Failed:
 class Decider(ABC):
     """Decides whether to retrieve for each request.
 
-    `DecisionEngine` runs a `Gate`, `OwnGate` wraps any other object of a user, and `DecisionModelGate` one of
-    LangChain's decision models.
+    `DecisionEngine` runs a `Gate`, and `OwnGate` wraps any other object of a user.
 
     Attributes:
         on_error: ``"retrieve"`` turns a failure into a decision to retrieve; ``"raise"`` raises it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,11 +14,6 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
-from langchain_core.runnables.configurable import (
-    RunnableConfigurableAlternatives,
-    RunnableConfigurableFields,
-)
-from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 from pydantic import BaseModel
 
 from rgate_integrations.errors import ConfigurationError
@@ -55,13 +49,6 @@ def as_runnable(value: Any, option: str) -> Runnable[Any, Any]:
 def length_field(llm: Any) -> str | None:
     """Return the name of the field that limits the length of a chat model's answers; None if it has none."""
     return next(filter(getattr(type(llm), "model_fields", {}).__contains__, _LENGTH_FIELDS), None)
-
-
-def is_decision_model(runnable: Any) -> bool:
-    """Return whether a runnable is one of LangChain's decision models, which map a state to typed answers."""
-    # Older versions lack the module. If an object has one of its types, the module is already imported.
-    module = sys.modules.get("langchain_core.decisions")
-    return module is not None and isinstance(runnable, module.BaseDecisionModel)
 
 
 def list_parts(runnable: Any, around: Sequence[Any] = ()) -> list[Runnable[Any, Any]]:
@@ -162,16 +149,6 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any], around: Sequ
     parts = list_parts(arm, around)
     for part in parts:
         names += _llm_names(part, options, [*around, arm])
-    if isinstance(arm, RunnableConfigurableFields):
-        for key, field in arm.fields.items():  # a call's config may select any of these models
-            if key in _NAMES and isinstance(
-                field, ConfigurableFieldSingleOption | ConfigurableFieldMultiOption
-            ):
-                names += map(str, field.options.values())
-    if isinstance(arm, RunnableConfigurableAlternatives):
-        for alternative in arm.alternatives.values():
-            if not isinstance(alternative, Runnable):
-                names.append("")  # a factory: its model is unknown until it is called
     if not parts:  # a model, or the proxy that init_chat_model returns
         name = _get_model_name(arm, options)
         if name or isinstance(arm, BaseLanguageModel):

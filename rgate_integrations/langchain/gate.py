@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.strategy import Strategy
+from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision, Draft, Threshold, valid_count, valid_threshold
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, GateOptions, resolve_gate
@@ -34,7 +34,6 @@ from rgate_integrations.langchain.bound_decision import (
 from rgate_integrations.langchain.chat_models import (
     as_runnable,
     get_llm_name,
-    is_decision_model,
     runnables_in,
 )
 from rgate_integrations.langchain.corpora import (
@@ -62,8 +61,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     have their own thresholds in ``config["configurable"]["retrieval_threshold"]``.
 
     Args:
-        gate: A `Gate`, an argument for `load_gate`, any object with `decide_batch` and `adecide_batch`, or one of
-            LangChain's decision models; the default gate when None.
+        gate: A `Gate`, an argument for `load_gate`, or any object with `decide_batch` and `adecide_batch`; the
+            default gate when None.
         threshold: The gate retrieves if p_known is below this number (at least 0), unless an override such as
             a rule decides; the gate's own when None. A per-call threshold overrides it.
         input_key: Key of the question in dict inputs; when None, the first of ``question``, ``input``, ``query`` and
@@ -142,10 +141,6 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 f"llm={llm!r} is a string, not a chat model.",
                 hint="Pass the chat model itself or, for a gate that needs no drafts, its name as llm_name=.",
             )
-        if is_decision_model(gate):
-            from rgate_integrations.langchain.decisions import DecisionModelGate
-
-            gate = DecisionModelGate(gate)
         if condense is not None:
             condense = as_runnable(condense, "condense")
         # A copy of this gate needs the corpora again, so a generator becomes a list.
@@ -402,16 +397,14 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
-    """Return a `RetrievalGate` for a ``gate`` argument, which may be a decision model (``langchain_core.decisions``).
+    """Return a `RetrievalGate` for a ``gate`` argument; the default gate for None.
 
-    Any other runnable, for example a `RetrievalGate`, is returned unchanged. With None, the gate is the default one.
+    A runnable, for example a `RetrievalGate`, is returned unchanged.
 
     Raises:
         RGateError: The gate is invalid; see `RetrievalGate`.
     """
-    if isinstance(gate, Runnable) and not is_decision_model(gate):
-        return gate
-    return RetrievalGate(gate)
+    return gate if isinstance(gate, Runnable) else RetrievalGate(gate)
 
 
 class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever, QueryPlanner):

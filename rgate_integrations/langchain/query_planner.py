@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
+from rgate_integrations.answering.claims import Rewriter
 from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
-from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision, Options
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError

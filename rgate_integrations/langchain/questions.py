@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeAlias
 
-from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -69,11 +68,11 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
 
     Args:
         value: The runnable's input: a string, a mapping (or a pydantic model or dataclass), a message, a list of
-            messages, a message history or a prompt value. In a list, the last human message is the question.
+            messages or a prompt value. In a list, the last human message is the question.
         input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` whose value is neither
             None nor blank. The earlier turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human
-            message there is the question or has an answer. They may be messages, pairs of question and answer,
-            strings as in `Request.history`, or a transcript; anything else counts as the assistant's.
+            message there is the question or has an answer. They may be messages, strings as in `Request.history`, or
+            a transcript; anything else counts as the assistant's.
 
     Raises:
         InvalidQuestionError: The input has no question.
@@ -95,9 +94,7 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
 
 def as_mapping(value: Any) -> Any:
     """Convert the state of a graph, if it is a pydantic model or dataclass, to a mapping; return others unchanged."""
-    if isinstance(value, BaseModel) and not isinstance(
-        value, BaseMessage | PromptValue | BaseChatMessageHistory
-    ):
+    if isinstance(value, BaseModel) and not isinstance(value, BaseMessage | PromptValue):
         return dict(value)
     return vars(value) if is_dataclass(value) else value
 
@@ -126,7 +123,7 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
         except InvalidQuestionError:
             # If it is unknown, not a user turn, because consecutive user turns are read as one question.
             # The gate must know that something came before, even in an unknown form.
-            history = _read_pairs(earlier) or (AIMessage(str(earlier)),)
+            history = (AIMessage(str(earlier)),)
     elif key != "messages" and value.get("messages"):
         # A graph's state often has both.
         with contextlib.suppress(InvalidQuestionError):
@@ -134,19 +131,6 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     # A state may have the same message as its question and among its messages.
     own = () if history[-len(turn.earlier) :] == turn.earlier else turn.earlier
     return UserTurn(turn.question, (*history, *own))
-
-
-def _read_pairs(history: Any) -> tuple[BaseMessage, ...]:
-    """Return the turns of a history of question and answer pairs, as in older chains; none for anything else."""
-    turns: list[BaseMessage] = []
-    for pair in history if isinstance(history, Sequence) else ():
-        if not isinstance(pair, list | tuple) or [type(text) for text in pair] != [str, str]:
-            return ()
-        with contextlib.suppress(InvalidQuestionError):
-            _messages([pair])
-            return ()  # a role and a text, so others may be, too, in an unknown form
-        turns += [HumanMessage(encodable(pair[0])), AIMessage(encodable(pair[1]))]
-    return _turns(turns)
 
 
 def _turns_before(question: str, messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
@@ -177,8 +161,6 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
         value = [value] if isinstance(value, HumanMessage) else value.text
     if isinstance(value, str):
         return [HumanMessage(encodable(value))]  # text may have been cut in the middle of an emoji
-    if isinstance(value, BaseChatMessageHistory):
-        value = value.messages
     try:
         return list(map(_as_typed_message, convert_to_messages(value)))
     except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:

@@ -10,7 +10,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, run_in_executor
 from pydantic import Field, SkipValidation
 
-from rgate_integrations.answering.rewriting import Rewriter
+from rgate_integrations.answering.claims import Rewriter
 from rgate_integrations.decision import Decision, Options
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever

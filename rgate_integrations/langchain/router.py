@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
     CallbackManagerForChainRun,
 )
-from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.utils import (
@@ -23,10 +21,7 @@ from langchain_core.runnables.utils import (
 )
 from pydantic import PrivateAttr, SkipValidation
 
-from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import RoutedCall, RoutedInput
-from rgate_integrations.answering.strategy import Strategy
+from rgate_integrations.answering.routing import RoutedCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import Failed
 from rgate_integrations.errors import ConfigurationError
@@ -38,7 +33,7 @@ from rgate_integrations.langchain.bound_decision import (
     emit_decision_event,
     read_threshold,
 )
-from rgate_integrations.langchain.chat_models import instances_in, runnables_in
+from rgate_integrations.langchain.chat_models import runnables_in
 from rgate_integrations.langchain.documents import as_passage, rankings_in
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.query_planner import check_decision
@@ -47,6 +42,7 @@ from rgate_integrations.langchain.search_ahead import RetrieverRuns, run_search,
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 CANCELLATION = "by the retrieval gate: the search was not needed"
+_MAX_OPEN_ANSWERS = 32  # of a batch without ``max_concurrency``
 
 
 class RetrievalRouter(FlowRunnable[Input, Output]):
@@ -61,8 +57,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     ``invoke`` and ``batch``, and its first tokens are held back and judged. If the LLM knows, they are
     released and the stream continues. If not, the stream is closed, which cancels the request to the LLM, and
     the retrieve arm runs. Only tracers, hooks such as that of ``get_usage_metadata_callback``, and handlers that
-    are set inside the arm get the direct arm's events before its answer is released. A batch with
-    ``max_concurrency`` runs in parts of that size, since an answer that waits for its judgment occupies the LLM.
+    are set inside the arm get the direct arm's events before its answer is released. A batch runs in parts of
+    ``max_concurrency`` inputs (by default 32), since an answer that waits for its judgment occupies the LLM.
 
     *Look first*: the retrieve arm runs up to its retriever while the gate decides (with several corpora,
     after its decision). If the passages help, the rest of the arm continues with them. If the search fails or
@@ -77,7 +73,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             steps or a retriever.
         direct: Arm for known questions.
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
-            must accept ``drafts=``, as a `RetrievalGate` does. From a dump, the options of `RetrievalGate.route`.
+            must accept ``drafts=``, as a `RetrievalGate` does.
         condensed_key: See `RetrievalGate.route`.
         name: The name of its runs in traces.
 
@@ -105,20 +101,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         *,
         retrieve: RunnableLike[Input, Output],
         direct: RunnableLike[Input, Output],
-        strategy: Strategy | Mapping[str, Any] | None = None,
+        strategy: Strategy | None = None,
         condensed_key: str | None = None,
         name: str | None = None,
         **fields: Any,
     ) -> None:
-        if isinstance(strategy, Mapping):  # see `lc_attributes`
-            first, look = strategy["answer_first"], strategy["look_first"]
-            made = cast(Any, gate).route(
-                retrieve=retrieve,
-                direct=direct,
-                answer_first=AnswerFirst(**first) if first else False,
-                look_first=LookFirst(**look) if look else False,
-            )
-            gate, strategy = made.gate, made.strategy
         super().__init__(
             gate=gate,
             retrieve=coerce_to_runnable(retrieve),
@@ -156,13 +143,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """What ``dumpd`` writes as ``strategy``: the options of `RetrievalGate.route`, which makes it again."""
-        if not self.strategy or self.strategy.made_for is None:  # it may be the user's own
-            return {}
-        first, look = self.strategy.answer_first, self.strategy.look_first
-        if first is not None and "@" in str(first.question_gate):
-            return {"strategy": Strategy}  # traces may contain the dump, and a URL may contain a login
-        return {"strategy": {"answer_first": first and vars(first), "look_first": look and vars(look)}}
+        """What ``dumpd`` writes as ``strategy``: only that there is one, so that such a router cannot be loaded."""
+        # Its gates may have a URL with a login, and traces contain the dump.
+        return {"strategy": Strategy} if self.strategy else {}
 
     @property
     def InputType(self) -> Any:
@@ -217,15 +200,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 yield chunk
 
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
-        """Decide, then run each arm on its share; with answer first, ``max_concurrency`` inputs at a time.
-
-        Without ``max_concurrency``, the number is that of LangChain's own batches: in a synchronous call, the number
-        of its executor's threads; in an asynchronous call, all inputs.
-        """
+        """Decide, then run each arm on its share; with answer first, ``max_concurrency`` inputs at a time, or 32."""
         size = len(runs)
-        if self.strategy.answer_first is not None and size > 1:
+        if self.strategy.answer_first is not None:
             # An answer that waits for its judgment occupies the LLM, so only as many wait as the caller allows.
-            size = runs[0].config.get("max_concurrency") or (yield Call(_executor_size, _unlimited, size))
+            size = runs[0].config.get("max_concurrency") or _MAX_OPEN_ANSWERS
         results: list[Any] = []
         for start in range(0, len(runs), size):
             results += yield from self._answer(runs[start : start + size], in_batch=len(runs) > 1)
@@ -280,15 +259,6 @@ def _run_share(share: list[RunInput]) -> Flow[list[Any]]:
         return (yield Gather([Call(run, arun, answer.result()) for answer in remaining]))
     inputs, configs = [arm.input for arm in remaining], [arm.config for arm in remaining]
     return (yield from run_batch(remaining[0].arm, inputs, configs, **remaining[0].options))
-
-
-def _executor_size(size: int) -> int:
-    """Return the number of threads that LangChain's executor has by default; ``size`` is unused."""
-    return min(32, (os.cpu_count() or 1) + 4)
-
-
-async def _unlimited(size: int) -> int:
-    return size
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:
@@ -438,17 +408,13 @@ class RouterCall(RoutedCall[RunInput]):
     def read_passages(self, item: RunInput) -> Sequence[FoundPassage]:
         """Return the passages that the search of an input found, best first.
 
-        They are the documents in its result, or if there are none, those that its retrievers returned. Documents
-        that the input itself contained count only if there are no others.
+        They are the documents in its result, or if there are none, those that its retrievers returned.
         """
-        given = set(map(id, instances_in(item.run.input, Document)))
-        results = list(rankings_in(item.passages))
-        rankings = [[document for document in each if id(document) not in given] for each in results]
+        rankings = list(rankings_in(item.passages))
         if not any(rankings) and item.retrievers:  # the chain has turned them into text
             rankings = list(rankings_in(item.retrievers.documents))
         # Only the first few are judged, so searches take turns.
-        ranks = zip_longest(*(rankings if any(rankings) else results))
-        documents = [document for rank in ranks for document in rank if document is not None]
+        documents = [document for rank in zip_longest(*rankings) for document in rank if document is not None]
         return list(dict.fromkeys(map(as_passage, documents)))
 
     def emit(self, item: RunInput, decision: Decision) -> Flow[None]:

@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnablePassthrou
 from langchain_core.runnables.base import RunnableBindingBase
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain.arm_callbacks import inherited_config, split_handlers
+from rgate_integrations.langchain.answer_first import inherited_config, split_handlers
 from rgate_integrations.langchain.chat_models import runnables_in
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.langchain.runnable import run_batch

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import BaseTool, FunctionTool, ToolOutput
 from llama_index.core.tools.types import adapt_to_async_tool
@@ -31,17 +30,15 @@ class GatedTool(FunctionTool):
 
     Args:
         tool: The guarded tool, or a function that LlamaIndex can turn into one.
-        gate: A gate, or an argument for `load_gate`; the default gate when None.
-        llm: The agent's own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges.
-            The default gate is then ``answer:default,default-answer``, which also reads drafts.
-        tokens: Maximum number of tokens of the draft, at least 1.
+        gate: A gate, or an argument for `load_gate`, such as ``load_gate(llm_name=…)`` with the name of your LLM; the
+            default gate when None.
         question: Name of the argument with the question. By default, the first of ``input``, ``question`` and
             ``query`` that is a text, or else the only text argument.
         known_message: The output for a known question.
 
     Raises:
-        ConfigurationError: The gate, ``llm`` or ``tokens`` is invalid, ``tool`` is not a tool or function, or it
-            has ``return_direct=True``: the user would see the message that is meant for the agent.
+        ConfigurationError: The gate is invalid, ``tool`` is not a tool or function, or it has
+            ``return_direct=True``: the user would see the message that is meant for the agent.
         UnknownNameError: No gate has that name, or ``question`` names an argument that the tool lacks.
         ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
@@ -56,8 +53,6 @@ class GatedTool(FunctionTool):
         tool: BaseTool | Callable[..., Any],
         gate: GateLike | str | None = None,
         *,
-        llm: LLM | None = None,
-        tokens: int = 32,
         question: str | None = None,
         known_message: str = ANSWER_YOURSELF,
     ) -> None:
@@ -75,7 +70,7 @@ class GatedTool(FunctionTool):
         self._names = list(self.tool.metadata.get_parameters_dict().get("properties", ()))
         if question is not None and self._names and question not in self._names:  # the tool would always run
             raise unknown_name(f"parameter of the tool {self.tool.metadata.name!r}", question, self._names)
-        self.decider = QueryDecider(gate, llm, tokens)
+        self.decider = QueryDecider(gate)
         self.question = question
         self.known_message = known_message
         super().__init__(fn=self.call, async_fn=self.acall, metadata=self.tool.metadata)

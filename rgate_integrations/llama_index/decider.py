@@ -7,29 +7,33 @@ its decision is attached to the query bundle, which the router passes to the arm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import LLM, LLMMetadata
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.prompts.mixin import PromptDictType, PromptMixin
 from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
-from rgate_integrations.answering.drafting import attach_draft
+from rgate_integrations.answering.drafting import DraftWriter, attach_draft
 from rgate_integrations.decision import Decision, Draft, Request, valid_count, valid_threshold
 from rgate_integrations.engine.decider import BoundDecision, Decider, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.evidence.draft import generation_cost
-from rgate_integrations.llama_index.drafting import LLMDrafter
+from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow, variable_set
+from rgate_integrations.runtime.records import read_logprobs
+from rgate_integrations.runtime.replies import get_field
 
 LLM_NAME_SOURCE = "LlamaIndex's metadata"  # source of an LLM's name, as decisions report it
 _SPEAKERS = {
@@ -331,3 +335,56 @@ class WithoutPrompts:
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
         pass
+
+
+# --- drafts -------------------------------------------------------------------------------------------------
+
+DRAFT_TAG = "rgate_draft"
+"""Tag of all LlamaIndex events of a drafting call, to tell its text from the answer."""
+
+
+class LLMDrafter(DraftWriter[str]):
+    """Lets a LlamaIndex LLM write the first tokens of its answer. The call's events have the tag `DRAFT_TAG`.
+
+    Args:
+        llm: The answering LLM.
+        tokens: Maximum number of tokens of a draft, at least 1.
+    """
+
+    def __init__(self, llm: LLM, tokens: int) -> None:
+        super().__init__(tokens)
+        self.llm = llm
+
+    def ask(self, prompts: Sequence[str], options: dict[str, Any]) -> Flow[list[Any]]:
+        """Ask the LLM a question, the only item of ``prompts``; return a list with its response or exception."""
+        (question,) = prompts
+        llm = self.llm
+        if llm.metadata.is_chat_model:
+            system = ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system)
+            messages = [system, ChatMessage(role=MessageRole.USER, content=question)]
+            call = Call(llm.chat, llm.achat, messages, **options)
+        else:
+            prompt = f"{ANSWER.system}\n\nQuestion: {question}\nAnswer:"
+            call = Call(llm.complete, llm.acomplete, prompt, **options)
+        try:
+            with instrument_tags({**active_instrument_tags.get(), DRAFT_TAG: True}):
+                return [(yield call)]
+        except Exception as error:  # each provider raises its own exceptions
+            return [error]
+
+    def read_draft(self, answer: ChatResponse | CompletionResponse) -> Draft:
+        """Convert a response to a draft."""
+        # Each position is a list: the generated token, then other likely ones.
+        tokens, logprobs = read_logprobs([position[0] for position in answer.logprobs or [] if position])
+        return Draft.from_message(
+            answer if isinstance(answer, CompletionResponse) else answer.message,
+            usage=get_field(answer.raw, "usage"),
+            tokens=tokens,
+            logprobs=logprobs or None,
+            source="llm",
+            model=self.llm.metadata.model_name,
+        )
+
+    def private_texts(self, prompt: str) -> list[str]:
+        """Return the only text that logs must not quote, the question."""
+        return [prompt]

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.data_structs.data_structs import KG, IndexDict, IndexGraph, IndexList, KeywordTable
-from llama_index.core.data_structs.document_summary import IndexDocumentSummary
+from llama_index.core.data_structs.data_structs import IndexDict
 from llama_index.core.instrumentation.span_handlers import NullSpanHandler
-from llama_index.core.llms import LLM
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
@@ -101,31 +99,14 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
             profiles[name] = profile_index(part.index, name)
         else:
             index: Any = getattr(part, "_index", None)
-            ids = _node_ids(index)
-            if ids is None:
+            struct = getattr(index, "index_struct", None)
+            # Only an index in memory lists the ids of its nodes.
+            ids = list(struct.nodes_dict.values()) if isinstance(struct, IndexDict) else []
+            if not ids:
                 raise missing_passages(type(part).__name__)
             texts = [node.get_content() for node in index.docstore.get_nodes(ids)]
             profiles[name] = profile_texts(texts, name)
     return profiles
-
-
-def _node_ids(index: Any) -> list[str] | None:
-    """Return the ids of an index's passages; None if the index does not list them, or is not of a known kind."""
-    struct = getattr(index, "index_struct", None)
-    if isinstance(struct, IndexDict):
-        ids = list(struct.nodes_dict.values())
-        stores_text = getattr(getattr(index, "vector_store", None), "stores_text", True)
-        # Only a vector index in memory lists the ids of its nodes.
-        return None if not ids and stores_text else ids
-    if isinstance(struct, IndexList):
-        return struct.nodes
-    if isinstance(struct, KeywordTable | KG):
-        return sorted(set().union(*struct.table.values()))
-    if isinstance(struct, IndexDocumentSummary):
-        return list(struct.node_id_to_summary_id)
-    if isinstance(struct, IndexGraph):  # a tree, whose inner nodes are summaries
-        return [leaf for leaf in struct.all_nodes.values() if not struct.node_id_to_children_ids.get(leaf)]
-    return None
 
 
 class GatedRetriever(Gated, FlowRetriever):
@@ -136,18 +117,15 @@ class GatedRetriever(Gated, FlowRetriever):
     not list it, but have the decision in ``metadata["rgate"]``. If an engine can be wrapped, prefer
     `GatedQueryEngine`: its direct arm has its own prompt.
 
-    The note survives postprocessors that filter by score, time or position: its score is above any cutoff,
-    and its metadata has every key. A postprocessor that judges the text, such as ``KeywordNodePostprocessor``
-    or a reranker, may drop it. Pass those to this retriever instead of the engine, so that they only see
-    passages.
+    The note survives postprocessors that filter by score or position: its score is above any cutoff. One that judges
+    the text or the metadata, such as ``KeywordNodePostprocessor``, a reranker or a filter by date, may drop it or
+    fail. Pass those to this retriever instead of the engine, so that they only see passages.
 
     Args:
         retriever: The guarded retriever. With several corpora, it may be a mapping from their names to retrievers: at
             most ``top`` of them run, or all if the gate fails or has no corpora.
-        gate: A gate, or an argument for `load_gate`; the default gate when None.
-        llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
-            default gate is then ``answer:default,default-answer``, which also reads drafts.
-        tokens: Maximum number of tokens of the draft, at least 1.
+        gate: A gate, or an argument for `load_gate`, such as ``load_gate(llm_name=…)`` with the name of your LLM; the
+            default gate when None.
         memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``, from
             which the gate reads the earlier turns. The question is searched for alone, unless it is very short or an
             English follow-up, and together with the user's last turn.
@@ -172,8 +150,6 @@ class GatedRetriever(Gated, FlowRetriever):
         retriever: BaseRetriever | Mapping[str, BaseRetriever],
         gate: GateLike | str | None = None,
         *,
-        llm: LLM | None = None,
-        tokens: int = 32,
         memory: BaseMemory | None = None,
         known_message: str | None = NO_PASSAGES_NEEDED,
         node_postprocessors: Sequence[BaseNodePostprocessor] | None = None,
@@ -185,7 +161,7 @@ class GatedRetriever(Gated, FlowRetriever):
         if options.get("corpus") is True:
             options["corpus"] = profile_searched(retriever)
         self.retriever = retriever
-        self.decider = QueryDecider(gate, llm, tokens, memory, adapter=type(self), **options)
+        self.decider = QueryDecider(gate, memory=memory, adapter=type(self), **options)
         if isinstance(retriever, CorpusRetriever):
             check_corpora(self.decider.gate.corpora, retriever.parts)
         self.known_message = known_message
@@ -234,21 +210,18 @@ class GatedRetriever(Gated, FlowRetriever):
         return {"retriever": self.retriever}
 
 
-class _NoteMetadata(dict[str, Any]):
-    """Metadata that has every key, because postprocessors that sort by ``date`` fail on a node without it."""
-
-    def __missing__(self, key: str) -> None:
-        return None
-
-
 def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     """Return the nodes for a known question: one note, with the decision in its ``metadata["rgate"]``."""
     listen(_NoteListener)  # here, since an unpickled retriever was not constructed in this process
-    metadata = _NoteMetadata(rgate=decision.model_dump(mode="json"), rgate_note=_MARK)
+    metadata = {"rgate": decision.model_dump(mode="json"), "rgate_note": _MARK}
     keys = list(metadata)
-    note = TextNode(text=text, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys)
-    # A copy is not validated, which would turn the metadata into a plain dict.
-    return [NodeWithScore(node=note.model_copy(update={"metadata": metadata}), score=NOTE_SCORE)]
+    note = TextNode(
+        text=text,
+        metadata=metadata,
+        excluded_llm_metadata_keys=keys,
+        excluded_embed_metadata_keys=keys,
+    )
+    return [NodeWithScore(node=note, score=NOTE_SCORE)]
 
 
 class _NoteListener(NullSpanHandler):

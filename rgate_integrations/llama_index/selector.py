@@ -7,7 +7,6 @@ from typing import Any, Unpack
 
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.instrumentation.span_handlers import NullSpanHandler
-from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
@@ -30,13 +29,11 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     has the decision in ``metadata["rgate"]``, unless a selected engine with a gate of its own has put one there.
 
     Args:
-        gate: A gate, or an argument for `load_gate`; the default gate when None.
+        gate: A gate, or an argument for `load_gate`, such as ``load_gate(llm_name=…)`` with the name of your LLM; the
+            default gate when None.
         direct: Name of the tool that answers without retrieval.
         retrieve: Name of the tool that retrieves, from whichever corpus, or a list of the names of such tools. By
             default the names of the gate's corpora; ``"retrieve"`` if it has none.
-        llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
-            default gate is then ``answer:default,default-answer``, which also reads drafts.
-        tokens: Maximum number of tokens of the draft, at least 1.
         **options: ``corpus=``, with ``prefer=``, ``when_uncovered=`` and ``top=``: the tools' corpora, as in
             `load_gate`. ``always=`` and ``never=``: rules, instead of the gate's own.
 
@@ -56,13 +53,11 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         *,
         direct: str = "direct",
         retrieve: str | Sequence[str] | None = None,
-        llm: LLM | None = None,
-        tokens: int = 32,
         **options: Unpack[GateOptions],
     ) -> None:
         if options.get("corpus") is True:
             raise missing_passages("a selector")
-        self.decider = QueryDecider(gate, llm, tokens, adapter=type(self), **options)
+        self.decider = QueryDecider(gate, adapter=type(self), **options)
         self.direct = direct
         corpora = self.decider.gate.corpora
         names = retrieve or corpora or "retrieve"

@@ -21,8 +21,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import plan_queries_flow
-from rgate_integrations.answering.routing import QuestionCall, RoutedInput
-from rgate_integrations.answering.strategy import Strategy
+from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision, Failure, valid_count
 from rgate_integrations.engine.decider import fallback_decision, read_item
 from rgate_integrations.engine.follow_ups import list_search_texts

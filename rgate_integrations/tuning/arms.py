@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rgate_integrations.answering.answers import write_answers
-from rgate_integrations.answering.drafting import read_message
+from rgate_integrations.answering.drafting import read_message, write_answers
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.index.retriever import Retriever, describe_index

@@ -12,8 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rgate_integrations.answering.claims import Claim, format_claims, parse_claims
-from rgate_integrations.answering.rewriting import REWRITE
+from rgate_integrations.answering.claims import REWRITE, Claim, format_claims, parse_claims
 from rgate_integrations.decision import Draft, valid_choice, valid_count
 from rgate_integrations.errors import DataFormatError, NoAnswerError
 from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION, certainty
