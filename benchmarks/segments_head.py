@@ -16,6 +16,7 @@ from kind_rows import (
     make_head,
     read_labelled_requests,
 )
+from labels import read_practical
 
 from rgate_integrations.gates.artifacts import KindHead
 from rgate_integrations.runtime.segments import layout
@@ -26,7 +27,10 @@ UNITS, DROPOUT = 768, 0.3
 BIASES = {"always": 0.0, "if_known": 0.6, "never": 0.53}
 """Added to the logits of kinds: in doubt, the gate retrieves. The mean with the first head halves them."""
 MAX_ROWS = {"given": 14_000, "no_knowledge": 26_000}
-"""Maximum number of rows of a kind. The drawn rows carry the weight of all."""
+"""Maximum number of rows of a kind, beside practical requests. The drawn rows carry the weight of all."""
+PRACTICAL = 8.0
+"""Factor of the weights of practical requests: people wrote them, and there are few. With half of them in training,
+the AUC of the other half is 0.986 instead of 0.982; others that never train are judged as well as without it."""
 
 
 @dataclass(frozen=True)
@@ -76,23 +80,28 @@ def read_rows(data: Path, encoder_states: EncoderStates, left_out: Collection[st
         states.append(encoder_states.segments(row.text, row.history)[row.index])
         layout_of.append(layouts[row.text][row.index])
     kinds = [label.kind for label in clean] + [row.kind for row in segments]
+    practical = {label.question for label in read_practical(data)}
+    texts = [*(label.question for label in clean), *(row.text for row in segments)]
+    weights = [*(CLEAN * label.weight for label in clean), *(row.weight for row in segments)]
+    weights = [
+        weight * (PRACTICAL if text in practical else 1) for text, weight in zip(texts, weights, strict=True)
+    ]
     rows = Rows(
         np.stack([layers[: len(FACT_LAYERS)] for layers in states]).reshape(len(states), -1),
         np.stack(layout_of),
         np.array([NAMES.index(kind) for kind in kinds]),
-        np.array([*(CLEAN * label.weight for label in clean), *(row.weight for row in segments)], np.float32),
-        np.array([*(label.question for label in clean), *(row.text for row in segments)], object),
+        np.array(weights, np.float32),
+        np.array(texts, object),
     )
     return rows.without(find_related(rows.texts, left_out, data))
 
 
 def draw_rows(rows: Rows, seed: int) -> Rows:
-    """Return at most `MAX_ROWS` rows of each kind."""
+    """Return at most `MAX_ROWS` rows of each kind, and all practical requests, which weigh more than `CLEAN`."""
     weights, mask = rows.weights.copy(), np.ones(len(rows.kinds), bool)
     for kind, limit in MAX_ROWS.items():
-        rows_of_kind = np.random.default_rng(seed).permutation(
-            np.flatnonzero(rows.kinds == NAMES.index(kind))
-        )
+        drawn_from = (rows.kinds == NAMES.index(kind)) & (rows.weights <= CLEAN)
+        rows_of_kind = np.random.default_rng(seed).permutation(np.flatnonzero(drawn_from))
         mask[rows_of_kind[limit:]] = False
         weights[rows_of_kind] *= max(len(rows_of_kind) / limit, 1.0)
     columns = replace(rows, weights=weights)
