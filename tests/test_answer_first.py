@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import time
 from contextvars import ContextVar
 from itertools import cycle
 from operator import itemgetter
@@ -10,14 +9,12 @@ from unittest.mock import MagicMock, Mock
 
 import langsmith
 import pytest
-from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
+from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
 from langchain_core.runnables import (
     ConfigurableField,
-    RunnableGenerator,
     RunnableLambda,
-    RunnableParallel,
     RunnablePassthrough,
 )
 from langchain_core.tracers import LangChainTracer
@@ -179,27 +176,6 @@ def test_an_answer_that_is_put_together_is_what_the_arm_alone_returns(call, arm,
 # --- log-probabilities and costs -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("llm", "read"), [(Knowing, 17), (Writer, 0)], ids=["counted", "not counted"])
-def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(llm, read):
-    gate, options = RetrievalGate(Reader()), AnswerFirst(tokens=4, question_gate=None)
-    router = gate.route(retrieve=gate, direct=spoken(llm()), answer_first=options)
-    cost = router.invoke("an unknown one?").cost  # in an arm the gate returns what was decided
-    assert gate.gate.gate.drafts[0][0].prompt_tokens == read
-    assert (cost.model_calls, cost.tokens_in, cost.tokens_out) == (1, read, 4)
-
-
-@pytest.mark.parametrize("piece", ["Shakespeare wrote that play. ", "哈姆雷特是谁写的"])
-def test_a_large_chunk_counts_by_its_words_in_any_script(piece):
-    """Regression: a chunk in Chinese was one word, so that most of an answer was held back."""
-
-    def write(asked):
-        yield from [piece] * (8 * len(list(asked)))
-
-    judge = Reader()
-    routed(RunnableGenerator(write), judge=judge).invoke("a known one?")
-    assert [draft.text for (draft,) in judge.drafts] == [piece.strip()]
-
-
 # --- conversations and claims --------------------------------------------------------------------------------
 
 TURNS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare did."), ("human", "And where was he born?")]
@@ -352,23 +328,6 @@ def test_a_tracer_for_all_calls_sees_each_run_once_and_a_stopped_answer_as_cance
     assert all(run.error is None and run.end_time is not None for (run,) in seen.values())
     outputs = seen["RunnableSequence"][0].outputs
     assert (outputs["tokens"], "by the retrieval gate" in outputs["cancelled"]) == (4, True)
-
-
-class InThreads(Writer):
-    """A writer without an async form, which LangChain runs in threads."""
-
-    _astream = BaseChatModel._astream
-
-
-async def test_a_stopped_arm_of_parallel_models_leaves_no_error_to_the_event_loop():
-    errors = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
-    slow = InThreads(pace=lambda number: time.sleep(0.002))
-    arm = RunnableParallel(answer=spoken(slow), other=spoken(slow))
-    assert [chunk async for chunk in routed(arm).astream("an unknown one?")] == ["read about an unknown one?"]
-    assert await nothing_left()
-    gc.collect()
-    assert errors == []
 
 
 @each(WAYS)

@@ -183,19 +183,6 @@ def test_the_chain_of_the_corpus_streams(gate, call):
     assert chunks == [f"{word} " for word in UNSURE.split(" ")]
 
 
-@each(SINGLES)
-def test_in_a_function_that_passes_no_config_on_the_chain_of_the_corpus_streams(gate, call):
-    """Regression: the first chain did."""
-    chain = CorpusChain(parts=chains())
-
-    async def astream(asked):
-        async for chunk in chain.astream(asked):
-            yield chunk
-
-    router = routed(gate, RunnableLambda(lambda asked: "".join(chain.stream(asked)), astream))
-    assert call(router, "unknown to hr") == "hr: unknown to hr"
-
-
 class Elsewhere(Sure):
     """Names other corpora."""
 
@@ -229,16 +216,6 @@ def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_each_chain(gate, call,
     assert gate.unadjusted.gate.calls == [asked]
     if sync.call_args_list:
         assert sorted(len(each.args[1]) for each in sync.call_args_list) == [1, 1, 1, 2]
-
-
-@each(BATCHES)
-def test_what_a_chain_raises_stays_with_its_input(gate, call):
-    def fail(asked):
-        raise OSError("index gone")
-
-    router = gate.route(retrieve=chains(hr=RunnableLambda(fail)), direct=str)
-    found = call(router, list(UNKNOWN), return_exceptions=True)
-    assert [type(each) for each in found] == [str, OSError, str, str]
 
 
 FOUND = {

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.load import dumpd
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
@@ -24,7 +24,7 @@ from rgate_integrations.corpus.profile import FOLDER, profile_index
 from rgate_integrations.corpus.sampling import collect_passages
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
-from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate, gated_rag
+from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.llama_index import (
     GatedQueryEngine,
@@ -86,16 +86,6 @@ def test_a_langchain_router_over_three_corpora_is_written_read_and_pickled(folde
         for each_router in (router, again, pickled(router)):
             assert each_router.invoke({"question": question}).to_string() == f"Human: {name} {question}"
     assert again.gate.top == 2
-
-
-def test_a_guard_over_three_corpora_asks_two_where_two_may_hold_it(folders):
-    retrievers = {name: IndexRetriever(index=BM25Index(passages(name)), k=3) for name in folders}
-    guard = RetrievalGate(corpus=folders, top=2).guard(retrievers)
-    found = guard.invoke("What do employees pay for lunch in the canteen during their annual leave?")
-    assert {document.metadata["rgate_corpus"] for document in found} == {"canteen", "leave"}
-    (one,) = {document.metadata["rgate_corpus"] for document in guard.invoke(QUESTIONS["logger"])}
-    assert one == "logger"
-    assert guard.invoke(SMALL_TALK) == []
 
 
 def test_another_gate_that_screens_does_not_hide_what_is_covered(folders):
@@ -163,28 +153,6 @@ def test_langchain_makes_the_profiles_of_the_passages_that_are_at_hand(retriever
     one = gate.route(retrieve=retriever("leave") | texts, direct=lambda _: [])
     assert one.invoke(QUESTIONS["leave"]) == [], "its other options hold"
     assert one.invoke(QUESTIONS["leave"], {"configurable": {"retrieval_threshold": 1.1}})
-
-
-def test_corpora_from_a_generator_are_still_there_when_a_config_makes_another_gate(folders):
-    """Regression: only the first gate had them, and pickle refused the generator."""
-    gate = RetrievalGate(corpus=(folder for folder in folders.values()))
-    named = gate.configurable_fields(llm_name=ConfigurableField(id="llm"))
-    decision = pickled(named).invoke(QUESTIONS["leave"], {"configurable": {"llm": "gpt-4o"}})
-    assert decision.corpus == "leave"
-
-
-@pytest.mark.parametrize("look_first", [False, True])
-def test_a_whole_chain_over_three_corpora(folders, look_first):
-    retrievers = {name: IndexRetriever(index=BM25Index(passages(name)), k=1) for name in folders}
-    gate = RetrievalGate(corpus=folders)
-    for each_gate in (gate, RetrievalGate(corpus=True)):
-        rag_chain = gated_rag(
-            retrievers, Knowing(), gate=each_gate, look_first=look_first, return_sources=True
-        )
-        for name, question in QUESTIONS.items():
-            (source,) = rag_chain.invoke(question)["sources"]
-            assert source.metadata["rgate_corpus"] == name
-        assert rag_chain.invoke(SMALL_TALK)["sources"] == []
 
 
 def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():

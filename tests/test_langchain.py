@@ -100,15 +100,6 @@ def test_what_a_gate_returns_instead_of_a_decision_is_no_answer(call):
         call(router, "b")
 
 
-@each(BATCHES)
-def test_exceptions_stay_with_their_item(gate, call):
-    chain = RetrievalGate(gate).route(retrieve=lambda question: question, direct={"a": "a"}.__getitem__)
-    found = call(chain, ["a", "c", "unknown b", {"x": 1}], return_exceptions=True)
-    assert [type(f).__name__ for f in found] == ["str", "KeyError", "str", "InvalidQuestionError"]
-    with pytest.raises(KeyError, match="c"):
-        call(chain, ["a", "c"])
-
-
 ON_ERROR = {
     "the gate": lambda gate: gate,
     "the router": lambda gate: gate.route(retrieve=str, direct=str),

@@ -13,7 +13,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
-from tests.begun_answers import KNOWN, LOOK, Knowing, Reader, Shelf, TurnReader, Writer
+from tests.begun_answers import KNOWN, LOOK, Reader, Shelf, TurnReader, Writer
 from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
 
 LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
@@ -164,14 +164,6 @@ def test_system_messages_and_images_reach_the_llm(call, make, between, images):
         assert [block for block in messages[-1].content if block == IMAGE] == images
 
 
-def test_messages_in_a_row_are_merged_whatever_a_client_has_added_to_them():
-    """Regression: LangChain cannot merge such values, so the call failed."""
-    chat = Chat()
-    asked = [HumanMessage(text, name=text, additional_kwargs={"at": 0.5}) for text in ("b", "c")]
-    gated_rag(Search(), chat, gate=ReadsHistory()).invoke([*asked, EARLIER[1], *asked])
-    assert chat.prompts[-1][1:] == [HumanMessage("b\n\nc"), EARLIER[1], HumanMessage("b\n\nc")]
-
-
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_condensed_follow_up_keeps_system_messages_and_images(role):
     chat, gate = Chat(), RetrievalGate(Judge(), condense=lambda _: "unknown?")
@@ -238,17 +230,6 @@ def test_the_llm_may_begin_to_answer_first(call):
     assert (search.queries, len(judge.calls)) == (["unknown?"], 2)
     assert (known["sources"], len(unknown["sources"])) == ([], 2)
     assert known["answer"].strip() == KNOWN
-
-
-@pytest.mark.parametrize("return_sources", [False, True])
-@each(SINGLES)
-def test_the_answer_that_begins_has_log_probabilities(call, return_sources):
-    """Regression: the chain asked for none, because its arm assigns the answer to a key."""
-    writer, judge = Knowing(), Reader()
-    options = {"answer_first": AnswerFirst(tokens=4, question_gate=None), "return_sources": return_sources}
-    call(gated_rag(Search(), writer, gate=judge, **options), "a known one?")
-    assert writer.calls == [{"logprobs": True}]
-    assert judge.drafts[0][0].logprobs == (0.0, -0.25, -0.5, -0.75)
 
 
 @pytest.mark.parametrize("search", [Shelf, lambda: RunnableLambda(Shelf().invoke)])

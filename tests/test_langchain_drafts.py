@@ -84,25 +84,6 @@ def test_an_llm_that_refuses_options_is_asked_without_them_from_then_on(call, ke
     assert llm.seen == [EVERYTHING, *kept, kept[-1]]
 
 
-@pytest.mark.parametrize(
-    ("errors", "asked"),
-    [
-        ([TimeoutError("timed out")], []),
-        ([status_error(429)], []),
-        ([RuntimeError("out of memory")], []),
-        ([status_error(400), status_error(503)], [{"max_tokens": 2}]),  # no proof that less would work
-    ],
-    ids=str,
-)
-@each(INVOKES)
-def test_an_error_that_is_no_refusal_costs_one_draft_and_changes_nothing(call, errors, asked):
-    llm = failing(*errors)
-    gate = gate_with(llm)
-    assert call(gate, "a?").draft is None
-    assert call(gate, "b?").draft.logprobs == (-0.5, -0.5)
-    assert llm.seen == [EVERYTHING, *asked, EVERYTHING]
-
-
 @each(BATCHES)
 def test_only_refused_questions_of_a_batch_are_asked_again(call):
     errors = {"a long one?": status_error(400), "slow?": TimeoutError("timed out")}

@@ -3,7 +3,6 @@
 from operator import itemgetter
 
 import pytest
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -15,7 +14,6 @@ from langchain_core.messages import (
 )
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
-from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
@@ -118,19 +116,6 @@ def test_the_turns_of_a_batch_go_to_the_gate_in_one_call(call):
     assert decisions[2].override.reason == REFERS_BACK, "it follows on unknown turns"
     assert judge.calls == [["a?", "And when?", "And when?", "unknown?"]]
     assert judge.histories == [None, LINES, None, None]
-
-
-@pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
-def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history():
-    judge, stored = ReadsHistory(), InMemoryChatMessageHistory()
-    router = RetrievalGate(judge).route(
-        retrieve=lambda _: AIMessage("from passages"), direct=lambda _: AIMessage("from memory")
-    )
-    chain = RunnableWithMessageHistory(router, lambda session_id: stored)
-    config = {"configurable": {"session_id": "1"}}
-    answers = [chain.invoke(HumanMessage(q), config).text for q in ("known?", "And when?", "unknown, too?")]
-    assert answers == ["from memory", "from memory", "from passages"]
-    assert judge.histories[1] == ("user: known?", "assistant: from memory")
 
 
 # --- condensed ---------------------------------------------------------------------------------------------------
@@ -292,21 +277,6 @@ def test_a_follow_up_is_searched_for_with_what_it_follows_on(kind, question, sea
     else:
         assert first in found
         assert not any(other in found for other in others)
-
-
-def test_a_condensed_follow_up_is_searched_for_alone():
-    search = Search()
-    gate = RetrievalGate(Judge(), condense=lambda messages: "Is it unknown when?")
-    assert gate.guard(search).invoke(TURNS)
-    assert gated_rag(search, LLM, gate=gate).invoke(TURNS)
-    assert search.queries == ["Is it unknown when?"] * 2
-
-
-def test_a_guard_with_one_query_searches_for_the_follow_up_in_its_context():
-    search = Search()
-    guard = RetrievalGate(Judge()).guard(search, max_queries=1)
-    guard.invoke([*EARLIER, HumanMessage(NEW)])
-    assert search.queries == [f"Who wrote Hamlet?\n{NEW}"]
 
 
 @each(INVOKES)

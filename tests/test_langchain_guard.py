@@ -114,14 +114,6 @@ def test_a_retriever_tool_tells_the_agent_of_a_known_question(search):
     assert first[0] is not second[0], "each one's own"
 
 
-@pytest.mark.filterwarnings("ignore:This API is in beta")
-def test_a_guarded_retriever_becomes_a_tool_like_any_other(search):
-    """Regression: a TypeError about the type of its input."""
-    tool = RetrievalGate(Judge()).guard(search).as_tool(name="docs", description="Docs.")
-    assert [document.page_content for document in tool.invoke("unknown?")] == ["about unknown?", "shared"]
-    assert tool.invoke("known") == []
-
-
 # --- claims ------------------------------------------------------------------------------------------------
 
 
@@ -141,13 +133,6 @@ def test_unknown_claims_are_searched_beside_the_question(search, call):
     call(RetrievalGate(judge).guard(search), "Who is unknown Ada?")
     assert sorted(search.queries[2:]) == sorted([asked[0], *CLAIMS]), "by default all claims are searched"
     assert judge.calls[3:] == []
-
-
-@each(INVOKES)
-def test_claims_are_judged_by_the_threshold_of_the_gate_in_the_chain(search, call):
-    guarded = RetrievalGate(Judge(draft=DRAFT), threshold=0.9).guard(search, filter_claims=True)
-    call(guarded, "Who is unknown Ada?")
-    assert sorted(search.queries) == sorted(["Who is unknown Ada?", *CLAIMS])
 
 
 @each(BATCHES)

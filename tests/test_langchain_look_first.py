@@ -189,13 +189,3 @@ def test_an_arm_gets_what_its_retriever_returned_with_and_without_a_look(call, f
         look_first=look_first,
     )
     assert call(router, ["a thing", "unknown thing"]) == [KNOWN, [found]]
-
-
-@each(BATCHES)
-def test_a_document_without_metadata_is_judged_guarded_and_formatted(call):
-    document = Document.model_construct(page_content=TEXT, metadata=None)
-    router = router_over(reading(Returns(found=[document])))
-    assert call(router, [HELD]) == [TEXT]
-    ((guarded,),) = call(RetrievalGate(Judge()).guard(Returns(found=[document])), [HELD_UNKNOWN])
-    assert (guarded.page_content, guarded.metadata["rgate_rank"]) == (TEXT, 1)
-    assert format_documents([document]) == f"[1] {TEXT}"

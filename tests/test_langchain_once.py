@@ -1,7 +1,6 @@
 """LangChain: one request is decided once and drafted once, and its decision disturbs nothing else."""
 
 import json
-from operator import itemgetter
 
 import pytest
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
@@ -16,7 +15,7 @@ from rgate_integrations.langchain import (
     gate_node,
 )
 from rgate_integrations.langchain.router import RetrievalRouter
-from tests.begun_answers import LOOK, EventRecorder, Knowing, Librarian, Shelf, Writer
+from tests.begun_answers import LOOK, EventRecorder, Knowing, Writer
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
 
 
@@ -131,49 +130,6 @@ def test_what_is_searched_ahead_of_a_batch_is_each_question_alone(call):
     assert (judge.calls, sorted(search.queries)) == ([["unknown a?", "known?"]], ["known?", "unknown a?"])
     assert "about RAISE" in call(chain, asked[3:])[0], "a failure reads what was found"
     assert (len(judge.calls), len(search.queries)) == (2, 3)
-
-
-@each(INVOKES)
-def test_what_is_searched_ahead_in_chosen_corpora_is_searched_for_known_questions_too(call):
-    judge, recorder = Librarian({"Zorba, by docs": 0.7}), EventRecorder()
-    shelves = {name: Shelf(texts=[f"Zorba {name}"]) for name in Librarian.corpora}
-    gate = RetrievalGate(judge)
-    chain = gate.route(retrieve=gate.guard(shelves) | texts, direct=lambda _: "direct", look_first=LOOK)
-    call(chain, "Zorba, by docs", {"callbacks": [recorder]})
-    assert (len(judge.calls), len(recorder.events)) == (1, 1)
-    assert {name: shelf.queries for name, shelf in shelves.items() if shelf.queries} == {
-        "docs": ["Zorba, by docs"]
-    }
-    assert recorder.events[0]["p_helps"] is not None
-
-
-@each(INVOKES)
-def test_another_gate_in_what_is_searched_ahead_decides_and_its_router_once(call):
-    first, second = Judge(), Judge()
-    other = RetrievalGate(second)
-    inner = other.route(retrieve=other.guard(Search()), direct=lambda _: [])
-    for arm in (other.guard(Search()), inner):
-        chain = RetrievalGate(first).route(retrieve=arm | texts, direct=lambda _: [], look_first=LOOK)
-        second.calls.clear()
-        assert "about unknown?" in call(chain, "unknown?")
-        assert second.calls == [["unknown?"]]
-        assert call(chain, "known?") == []
-        assert second.calls[1:] == [["known?"]]
-
-
-@each(INVOKES)
-def test_a_follow_up_that_is_searched_ahead_is_a_condensed_one(call):
-    judge, search = Judge(), Search()
-    gate = RetrievalGate(judge, condense=lambda _: "unknown Ada?")
-    follow_up = {"question": "And she?", "chat_history": [("human", "Who wrote it?"), ("ai", "Bo.")]}
-    for key in ("standalone", None):
-        asked = RunnableLambda(itemgetter(key)) if key else RunnablePassthrough()
-        retrieve = asked | gate.guard(search) | texts
-        chain = gate.route(retrieve=retrieve, direct=lambda _: "direct", look_first=LOOK, condensed_key=key)
-        judge.calls.clear()
-        assert "about unknown Ada?" in call(chain, follow_up)
-        assert judge.calls == [["unknown Ada?"]]
-    assert search.queries == ["unknown Ada?"] * 2
 
 
 @each(INVOKES)

@@ -4,7 +4,7 @@ import copy
 import pickle
 
 import pytest
-from llama_index.core import PromptTemplate, Settings
+from llama_index.core import Settings
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.indices.query.query_transform.base import HyDEQueryTransform
@@ -165,17 +165,6 @@ def test_a_bundle_and_its_embedding_reach_the_engine(gate, call):
 
 
 # --- prompts, callbacks, events, copies --------------------------------------------------------------------
-
-
-@both_ways
-def test_prompts_of_both_arms_can_be_read_and_changed(gate, call):
-    engine = gated(gate)
-    inner, direct = "response_synthesizer:text_qa_template", "response_synthesizer:simple_template"
-    assert {f"query_engine:{inner}", f"direct:{direct}"} <= set(engine.get_prompts())
-    engine.query_engine.update_prompts({inner: PromptTemplate("Read {context_str}: {query_str}")})
-    engine.direct.update_prompts({direct: PromptTemplate("Say {query_str}")})
-    assert str(call(engine, "query", KNOWN)) == f"Say {KNOWN}"
-    assert str(call(engine, "query", UNKNOWN)).startswith("Read ")
 
 
 def test_callbacks_of_what_is_wrapped_are_kept(gate):

@@ -1,7 +1,6 @@
 """LlamaIndex: what the direct arm is asked, and what it gives."""
 
 import copy
-import threading
 from functools import partial
 
 import pytest
@@ -149,16 +148,6 @@ def test_a_prompt_that_is_updated_later_counts_for_both_arms(call, through):
     engine.update_prompts({"direct:response_synthesizer:simple_template": PromptTemplate("Say {query_str}")})
     call(engine, "query", KNOWN)
     assert llm.asked == [("user", f"Say {KNOWN}")]
-
-
-def test_reading_prompts_copies_no_engine():
-    inner = engine_over(Listener(), text_qa_template=chat_prompt(PERSONA))
-    inner.index = threading.Lock()  # cannot be copied
-    engine = gated(inner, Listener())
-    engine.update_prompts(engine.get_prompts())
-    inner.update_prompts({"response_synthesizer:text_qa_template": chat_prompt("Be kind.")})
-    prompt = engine.get_prompts()["direct:response_synthesizer:simple_template"]
-    assert prompt.get_template() == "system: Be kind.\nuser: {query_str}\nassistant: "
 
 
 def test_a_prompt_that_cannot_be_filled_in_is_logged_once(caplog):

@@ -8,14 +8,11 @@ import pytest
 from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 
-from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
 )
 from rgate_integrations.llama_index.decider import DRAFT_TAG
-from tests.begun_answers import KNOWN, Knowing
-from tests.langchain_fakes import Judge
 from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, decisions_in, hearing
 
 EVERYTHING, NO_LOGPROBS, NOTHING = ["logprobs", "max_tokens"], ["max_tokens"], []
@@ -131,9 +128,3 @@ def test_a_decision_counts_the_tokens_of_its_draft_once_a_request(gate, call, lo
 def refuse_logprobs(options):
     if "logprobs" in options:
         raise ValueError("unknown parameter")
-
-
-def test_langchain_counts_them_too():
-    decision = RetrievalGate(Judge(), llm=Knowing()).invoke("known?")
-    assert decision.cost.model_calls == 1
-    assert decision.cost.tokens_out == len(decision.draft.tokens) == len(KNOWN.split())

@@ -143,14 +143,6 @@ def test_another_gate_takes_the_draft_that_is_there(gate, llm, call):
 
 
 @both_ways
-def test_another_llm_writes_a_draft_of_its_own(gate, llm, call):
-    better = Writer()
-    call(gated(over(fusion(gate, better)), gate, llm), "query", QUESTION)
-    assert drafted(llm) == drafted(better) == 1
-    assert gate.questions[:2] == [QUESTION, QUESTION]
-
-
-@both_ways
 @pytest.mark.parametrize(
     ("inside", "calls"),
     [

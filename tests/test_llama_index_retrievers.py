@@ -16,7 +16,6 @@ from llama_index.core.chat_engine import (
     ContextChatEngine,
 )
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer, Memory
 from llama_index.core.query_engine import (
@@ -118,14 +117,6 @@ def test_a_routers_response_has_the_decision_that_selected_its_engines(gate, cal
 
 
 # --- retrievers and claims ---------------------------------------------------------------------------------
-
-
-def test_a_retriever_that_another_process_unpickled_leaves_no_note_in_a_response(gate, monkeypatch):
-    guarded = copy.copy(GatedRetriever(Shelf(), gate))
-    monkeypatch.setattr(get_dispatcher(), "span_handlers", [])  # as in a process that constructed none
-    response = RetrieverQueryEngine.from_args(guarded, llm=MockLLM()).query(KNOWN)
-    assert response.source_nodes == []
-    assert response.metadata["rgate"]["retrieve"] is False
 
 
 @both_ways

@@ -123,15 +123,6 @@ def test_the_name_is_found_in_an_arm_of_langchain(what):
     assert get_llm_name(arm) == expected
 
 
-@pytest.mark.parametrize("function", [ITSELF, BACK])
-def test_functions_that_call_themselves_are_searched_once(function):
-    """Regression: a RecursionError."""
-    router = RetrievalGate().route(retrieve=function | str, direct=function, look_first=True)
-    assert ability_of(router.gate.gate).llm.startswith("gpt-4o")
-    with pytest.raises(ConfigurationError, match="they cannot be read from RunnableLambda"):
-        RetrievalGate(corpus=True).guard(function)
-
-
 def ability_of(gate):
     """Of the engine's gate, or of the heads in it."""
     return getattr(gate.gate, "question", gate.gate).ability
@@ -160,15 +151,6 @@ def test_a_gate_in_a_calls_config_or_a_loaded_router_judges_that_llm_too():
             assert router.gate.gate is called.gate.gate, "calls share its batches"
     configurable = gate.configurable_fields(threshold=ConfigurableField("t"))
     assert RetrievalRouter(configurable, **arms).gate is configurable
-
-
-def test_with_answer_first_another_arm_in_a_calls_config_keeps_the_gates_that_belong_together():
-    arms = {"retrieve": PROMPT | BIG, "direct": PROMPT | BIG}
-    chain = RetrievalGate().route(**arms, answer_first=True)
-    chosen = chain.configurable_fields(direct=ConfigurableField("direct"))
-    called, _ = chosen.prepare({"configurable": {"direct": PROMPT | SMALLEST}})
-    assert called.gate is called.strategy.made_for
-    assert ability_of(called.gate.gate).llm.startswith("gpt-4o")
 
 
 @pytest.mark.parametrize(("given", "judged"), [("", "gpt-4o"), ("phi-4", "phi-4")])

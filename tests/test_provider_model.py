@@ -1,8 +1,6 @@
 """``--llm openai:NAME`` and the like: LangChain's chat models over loopback, with LLMs that think and not."""
 
 import json
-import re
-from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, EvidenceError, NoAnswerError, ServerError
-from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
 from tests.begun_answers import TEXT, Shelf
@@ -22,7 +19,6 @@ from tests.provider_servers import THINKING, Anthropic, Chat, Gemini, Ollama, Re
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_ability_measured import flat  # noqa: F401  a fixture
 from tests.test_tuning_command import command  # noqa: F401  a fixture
-from tests.tuning_parts import N, says_what_it_knows
 
 pytest.importorskip("langchain", reason="comes with the langchain-agents extra")
 from langchain.chat_models import init_chat_model
@@ -114,30 +110,7 @@ def test_an_answer_of_many_words_is_cut_and_is_one(model, provider):
         assert bool(draft.thinking_tokens) == bool(thinks)
 
 
-def say_number(asked):
-    """Know the even ones."""
-    return says_what_it_knows(re.search(r"number \d+", asked)[0]).text
-
-
 # What is tuned on is no more the provider's where it does not think.
-@pytest.mark.parametrize(
-    ("provider", "thinks"), [*((each, THINKING) for each in PROVIDERS), (Ollama, 0)], indirect=["provider"]
-)
-def test_a_gate_is_tuned_on_answers_and_none_is_made_of_thoughts(ask, command, provider, thinks, tmp_path):  # noqa: F811
-    server = provider(thinks, say_number)
-    run = partial(command, server)
-    if thinks:
-        done = ask(run, server, "--yes", "--thinking-tokens", 20)
-        assert "Giving up" in str(done.exception)
-        assert not (tmp_path / "my gate").exists()
-    done = ask(run, server, "--yes")
-    assert f"{N} questions with a label (gold), 0 without." in done.output
-    assert (", thinking first (" in read_gate(tmp_path / "my gate").llm) == bool(thinks)
-    drafts = [json.loads(line) for line in (tmp_path / "my gate.answers.jsonl").read_text().splitlines()]
-    answers = {line["question"]: line["draft"]["text"] for line in drafts if "draft" in line}
-    assert answers == {question: says_what_it_knows(question).text for question in answers}
-
-
 @pytest.fixture
 def chat(settings_of):
     """Makes the chat model that an application would ask a provider's server with."""
@@ -211,17 +184,6 @@ def test_thoughts_that_are_neither_shown_nor_counted_are_known_by_the_missing_an
         assert draft.text == "Nobody knows ."
     assert model.habits.thinks
     assert len(Fake.seen) == 1 + 3
-
-
-def test_a_wordy_first_answer_is_kept_where_no_longer_one_can_be_had(openai):
-    def strict(body):
-        limit = body["max_completion_tokens"]
-        return (400, '{"error": {"message": "it is too large"}}') if limit > 2 else Chat(thinks=0)(body)
-
-    model = openai(strict)
-    for _ in range(2):
-        (draft,) = model.generate(ANSWER, VALUES, tokens=2)
-        assert (draft.text, model.habits.refused, model.habits.thinks) == ("Nobody knows", [], False)
 
 
 def test_what_is_refused_is_not_sent_again(openai):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self, Unpack
 
 from langchain_core.documents import Document
@@ -143,13 +143,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             )
         if condense is not None:
             condense = as_runnable(condense, "condense")
-        # A copy of this gate needs the corpora again, so a generator becomes a list.
-        kept: Any = {
-            name: list(value) if isinstance(value, Iterator) else value for name, value in options.items()
-        }
         super().__init__(
             # Not in a validator: pydantic would wrap our errors in its own.
-            gate=resolve_gate(gate, llm_name, adapter=type(self), **kept),
+            gate=resolve_gate(gate, llm_name, adapter=type(self), **options),
             threshold=None if threshold is None else valid_threshold(threshold),
             input_key=input_key,
             llm=llm,
@@ -157,7 +153,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             condense=condense,
             llm_name=llm_name,
             name=name,
-            **kept,
+            **options,
         )
         # Traces contain the dump, so a URL with a login must not get into it.
         if isinstance(gate, str) and "@" not in gate:
@@ -445,11 +441,6 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
     gate: Annotated[Any, BeforeValidator(as_gate_runnable)] = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
     known_message: str | Document | None = None
-
-    @property
-    def InputType(self) -> Any:
-        """A string, as for any retriever, so that ``as_tool`` works; messages and mappings are accepted, too."""
-        return str
 
     def flow(self, runs: list[Run]) -> Flow[list[list[Document] | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch.

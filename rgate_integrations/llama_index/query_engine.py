@@ -161,11 +161,10 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             streaming: Whether the caller gets answers to known questions as streams; when None, only if
                 ``query_engine`` streams.
             tokens: Maximum number of tokens of a draft that the LLM writes for the gate to judge, at least 1;
-                when None, the gate writes any drafts that it needs.
+                when None, the gate writes any drafts that it needs. Unused with ``answer_first``.
             direct_prompt: The LLM's prompt for known questions, with ``query_str``.
             direct: Your own engine for known questions; pass its LLM as ``llm``.
-            **options: ``answer_first``, ``look_first`` and those of the gate; see the class. With ``answer_first``,
-                ``tokens`` replaces `AnswerFirst.tokens` instead.
+            **options: ``answer_first``, ``look_first`` and those of the gate; see the class.
 
         Raises:
             ConfigurationError: ``llm`` is not an LLM, ``direct_prompt`` is not a prompt or has no ``query_str``, or
@@ -180,9 +179,6 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         if streaming is None:
             streaming = bool(getattr(find_synthesizer(query_engine), "_streaming", False))
         first = AnswerFirst.coerce(options.get("answer_first", False))
-        if first is not None and tokens is not None:
-            first = replace(first, tokens=tokens)
-        options["answer_first"] = first or False
         logprobs_llm = with_logprobs(llm) if direct is None and first is not None else None
         if direct is None:
             streams = streaming or first is not None  # only a stream can be cancelled halfway
