@@ -214,10 +214,20 @@ PROSE = "\n\n".join([PARAGRAPH] * 600)
     ("between", "leaves_out"),
     [
         ("our refund policy", False),
+        ("- what is our refund policy\nThe mill stands.", False),
+        ("> can you check our limit\nThe mill stands.", False),
+        ("2) who signs it\nThe mill stands.", False),
         (" ".join([ASKED] * 200), True),
         ("\n\n".join(["our refund policy"] * 200), True),
     ],
-    ids=["a paragraph of its own", "too many questions", "too many paragraphs"],
+    ids=[
+        "a paragraph of its own",
+        "an item",
+        "a quote",
+        "a number",
+        "too many questions",
+        "too many paragraphs",
+    ],
 )
 def test_what_may_ask_and_is_not_read_is_never_skipped_for(scripted, between, leaves_out):
     text = f"{PROSE}\n\n{between}\n\n{PROSE}"

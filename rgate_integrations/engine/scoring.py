@@ -23,8 +23,9 @@ in longer ones, it takes pasted text for questions."""
 _END_CHARACTERS = _MIDDLE_CHARACTERS = 600
 # Maximum characters of the middle to search for such sentences, because splitting a book takes seconds.
 _MAX_MIDDLE_CHARACTERS = 200_000
-# Beginnings of sentences that ask for something. A match only means that the gate reads the sentence.
+# Beginnings of sentences that ask for something, also as items of a list. A match only means that the gate reads it.
 _ASKS = re.compile(
+    r"(?:[-*•>]+\s*|\(?\w{1,2}[.)]\s*)?"
     r"(?:who|whom|whose|what|when|where|which|why|how|is|are|was|were|do|does|did|can|could|has|have|had|will|would"
     r"|tell|name|give|list|find|explain|describe|define|write|draft|make|create|turn|summari[sz]e|translate|rewrite"
     r"|show|check|compare|book|send|please|i want|i need)\b",
