@@ -10,7 +10,7 @@ from langchain_tests.unit_tests import EmbeddingsUnitTests
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain import FaissVectorStore
-from rgate_integrations.langchain.embeddings import RGateEmbeddings
+from rgate_integrations.langchain.vectorstore import RGateEmbeddings
 from rgate_integrations.llama_index.embeddings import RGateEmbedding
 
 

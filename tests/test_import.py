@@ -21,7 +21,7 @@ list_gates()
 load_gate("ik")
 load_gate("constant:always").decide("who?")
 """
-EMBEDS = "import rgate_integrations.langchain.embeddings, rgate_integrations.llama_index.embeddings"
+EMBEDS = "import rgate_integrations.langchain.vectorstore, rgate_integrations.llama_index.embeddings"
 DECIDES = """
 from rgate_integrations import load_gate
 answer_gate = load_gate("answer:default,default-answer", on_error="raise")

@@ -19,7 +19,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, gated_rag
-from rgate_integrations.langchain.drafting import CONDENSE_FAILED
+from rgate_integrations.langchain.questions import CONDENSE_FAILED
 from tests.begun_answers import LOOK, TurnReader
 from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each
 

@@ -12,8 +12,7 @@ from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.corpora import CorpusRetriever
-from rgate_integrations.langchain.documents import format_documents
+from rgate_integrations.langchain.corpora import CorpusRetriever, format_documents
 from rgate_integrations.langchain.router import RetrievalRouter
 from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, EventRecorder, Reader, Shelf, Writer, answer_to
 from tests.langchain_fakes import BATCHES, STREAMS, Judge, each

@@ -6,7 +6,7 @@ from langchain_tests.integration_tests import RetrieversIntegrationTests, Vector
 
 from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
 from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate
-from rgate_integrations.langchain.embeddings import EmbeddingsAdapter
+from rgate_integrations.langchain.vectorstore import EmbeddingsAdapter
 
 
 class TestFaissVectorStore(VectorStoreIntegrationTests):

@@ -13,12 +13,11 @@ with needs_extra("langchain"):
 
 from rgate_integrations.langchain.chains import gated_rag
 from rgate_integrations.langchain.corpora import CorpusChain, CorpusRetriever
-from rgate_integrations.langchain.embeddings import RGateEmbeddings
 from rgate_integrations.langchain.gate import GatedRetriever, RetrievalGate
 from rgate_integrations.langchain.graph import CHECKPOINT_TYPES, gate_node, route_edge
 from rgate_integrations.langchain.local_chat import LocalChat
 from rgate_integrations.langchain.retriever import ClaimQueryRewriter, IndexRetriever
-from rgate_integrations.langchain.vectorstore import FaissVectorStore
+from rgate_integrations.langchain.vectorstore import FaissVectorStore, RGateEmbeddings
 
 if TYPE_CHECKING:
     from rgate_integrations.langchain.middleware import RetrievalGateMiddleware

@@ -22,11 +22,22 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.chat_models import as_runnable
-from rgate_integrations.langchain.corpora import CorpusRetriever, as_searched
-from rgate_integrations.langchain.documents import format_documents, fuse_documents, longest
-from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
+from rgate_integrations.langchain.corpora import (
+    CorpusRetriever,
+    as_searched,
+    format_documents,
+    fuse_documents,
+    longest,
+)
 from rgate_integrations.langchain.gate import RetrievalGate
-from rgate_integrations.langchain.questions import HISTORY_KEYS, QUESTION_KEYS, QuestionInput, UserTurn
+from rgate_integrations.langchain.questions import (
+    HISTORY_KEYS,
+    QUESTION_KEYS,
+    GateCall,
+    QuestionInput,
+    UserTurn,
+    condense_follow_ups,
+)
 from rgate_integrations.langchain.runnable import FlowRunnable, Run, run_groups
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.flow import Flow
@@ -150,12 +161,7 @@ class TurnSearch(FlowRunnable[dict[str, Any], list[Document]]):
             turn = UserTurn(single.input[QUESTION], tuple(single.input[HISTORY]))
             texts_of.append(list_search_texts(turn.question, turn.lines))
         found = yield from run_groups(self.retriever, texts_of, [single.child() for single in runs])
-        return [
-            rankings[0]
-            if len(rankings) == 1
-            else fuse_documents([{}] * len(rankings), rankings, longest(rankings))
-            for rankings in found
-        ]
+        return [fuse_documents([{}] * len(rankings), rankings, longest(rankings)) for rankings in found]
 
 
 def _check_prompts(input_key: str | None, **prompts: Any) -> None:

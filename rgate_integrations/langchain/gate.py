@@ -22,15 +22,6 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.draft import generation_cost
-from rgate_integrations.langchain.bound_decision import (
-    THRESHOLD_SPEC,
-    bind_decision,
-    emit_decision_event,
-    read_bound,
-    read_threshold,
-    search_config,
-    with_config,
-)
 from rgate_integrations.langchain.chat_models import (
     as_runnable,
     get_llm_name,
@@ -41,14 +32,28 @@ from rgate_integrations.langchain.corpora import (
     CorpusRetriever,
     PerCorpus,
     as_searched,
+    fuse_documents,
+    longest,
     profile_searched,
 )
-from rgate_integrations.langchain.documents import fuse_documents, longest
-from rgate_integrations.langchain.drafting import CONDENSE_FAILED, ChatDrafter, GateCall, condense_follow_ups
-from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
-from rgate_integrations.langchain.questions import QuestionInput
+from rgate_integrations.langchain.decisions import (
+    THRESHOLD_SPEC,
+    QueryPlanner,
+    bind_decision,
+    emit_decision_event,
+    read_bound,
+    read_threshold,
+    with_config,
+)
+from rgate_integrations.langchain.questions import (
+    CONDENSE_FAILED,
+    ChatDrafter,
+    GateCall,
+    QuestionInput,
+    condense_follow_ups,
+)
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, run_batch, run_groups
+from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, run_groups
 from rgate_integrations.runtime.flow import Flow
 
 LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
@@ -451,32 +456,33 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         k = options.get("k", self.k)
         if k is not None:
             valid_count(k, "k")
-        configs = [search_config(single.child("gate")) for single in runs]
-        decisions = yield from run_batch(self.gate, [single.input for single in runs], configs)
-        calls = [GateCall(single) for single in runs]
-        for call, decision in zip(calls, decisions, strict=True):
-            call.result = check_decision(decision)
-            if isinstance(call.result, Decision):
-                yield from emit_decision_event(call.result, call.run.child())
-                if not call.result.question.strip():
-                    call.result = InvalidQuestionError("The question is empty.", hint="Pass a question.")
-        decided = [call for call in calls if isinstance(call.result, Decision)]
-        plans = yield from self.plan([call.run.input for call in decided], [call.result for call in decided])
-        # A retriever over several corpora finds in the config which of them to search.
-        configs = [
-            bind_decision(call.run.child(), self.gate, call.run.input, call.result) for call in decided
-        ]
-        searches = [plan.texts for plan in plans]
-        found = yield from run_groups(self.retriever, searches, configs, **options)
-        for call, plan, rankings in zip(decided, plans, found, strict=True):
-            if call.result.retrieve:
-                origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]
-                # With two texts to search for, there are no more documents than with one.
-                of_question = all(query.claim is None for query in plan.queries)
-                most = longest(rankings) if k is None and of_question else k
-                call.result = fuse_documents(origins, rankings, most)
+        results: list[Any] = yield from self.decide_and_plan(runs)
+        unknown = []
+        for index, (single, result) in enumerate(zip(runs, results, strict=True)):
+            if isinstance(result, Exception):
+                continue
+            decision, _ = result
+            yield from emit_decision_event(decision, single.child())
+            if not decision.question.strip():
+                results[index] = InvalidQuestionError("The question is empty.", hint="Pass a question.")
+            elif decision.retrieve:
+                unknown.append(index)
             else:
                 note = self.known_message
                 note = Document(note) if isinstance(note, str) else note
-                call.result = [] if note is None else [note.model_copy(deep=True)]
-        return [call.result for call in calls]
+                results[index] = [] if note is None else [note.model_copy(deep=True)]
+        # A retriever over several corpora finds in the config which of them to search.
+        configs = [
+            bind_decision(runs[index].child(), self.gate, runs[index].input, results[index][0])
+            for index in unknown
+        ]
+        plans = [results[index][1] for index in unknown]
+        found = yield from run_groups(self.retriever, [plan.texts for plan in plans], configs, **options)
+        for index, plan, rankings in zip(unknown, plans, found, strict=True):
+            origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]
+            # With two texts to search for, there are no more documents than with one.
+            of_question = all(query.claim is None for query in plan.queries)
+            results[index] = fuse_documents(
+                origins, rankings, longest(rankings) if k is None and of_question else k
+            )
+        return results

@@ -16,9 +16,8 @@ from rgate_integrations.answering.query_plan import JudgedClaim, Query, QueryPla
 from rgate_integrations.decision import Cost, Decision, Draft, Failure, Override, PartialAnswerInfo
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain.bound_decision import emit_decision_event
+from rgate_integrations.langchain.decisions import check_decision, emit_decision_event
 from rgate_integrations.langchain.gate import as_gate_runnable
-from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.langchain.questions import as_mapping
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 from rgate_integrations.runtime.replies import get_field

@@ -17,10 +17,9 @@ from rgate_integrations.errors import (
     needs_extra,
     unknown_name,
 )
-from rgate_integrations.langchain.bound_decision import emit_decision_event
+from rgate_integrations.langchain.decisions import check_decision, emit_decision_event
 from rgate_integrations.langchain.gate import as_gate_runnable
 from rgate_integrations.langchain.graph import retrieves
-from rgate_integrations.langchain.query_planner import check_decision
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 with needs_extra("langchain-agents"):

@@ -14,11 +14,10 @@ from rgate_integrations.answering.claims import Rewriter
 from rgate_integrations.decision import Decision, Options
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever
-from rgate_integrations.langchain.bound_decision import search_config
+from rgate_integrations.langchain.decisions import QueryPlanner
 from rgate_integrations.langchain.gate import as_gate_runnable
-from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
 from rgate_integrations.langchain.questions import QuestionInput
-from rgate_integrations.langchain.runnable import FlowRunnable, Run, run_batch
+from rgate_integrations.langchain.runnable import FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
 
 
@@ -110,14 +109,5 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
 
     def flow(self, runs: list[Run]) -> Flow[list[list[str] | Exception]]:
         """Decide for a batch, then return the queries of each question, or the exception if that input failed."""
-        configs = [search_config(single.child("gate")) for single in runs]
-        outputs = yield from run_batch(self.gate, [single.input for single in runs], configs)
-        results = list(map(check_decision, outputs))
-        inputs, decisions = [], []
-        for single, result in zip(runs, results, strict=True):
-            if isinstance(result, Decision):
-                inputs.append(single.input)
-                decisions.append(result)
-        plans = iter((yield from self.plan(inputs, decisions, self.rewriter)))
-        # An input without a question keeps its exception.
-        return [next(plans).texts if isinstance(result, Decision) else result for result in results]
+        results = yield from self.decide_and_plan(runs, self.rewriter)
+        return [result if isinstance(result, Exception) else result[1].texts for result in results]

@@ -27,16 +27,16 @@ from rgate_integrations.engine.decider import Failed
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
-from rgate_integrations.langchain.bound_decision import (
+from rgate_integrations.langchain.chat_models import runnables_in
+from rgate_integrations.langchain.corpora import as_passage, rankings_in
+from rgate_integrations.langchain.decisions import (
     AHEAD_KEY,
     bind_decision,
+    check_decision,
     emit_decision_event,
     read_threshold,
 )
-from rgate_integrations.langchain.chat_models import runnables_in
-from rgate_integrations.langchain.documents import as_passage, rankings_in
-from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
-from rgate_integrations.langchain.query_planner import check_decision
+from rgate_integrations.langchain.questions import GateCall, condense_follow_ups
 from rgate_integrations.langchain.runnable import FlowRunnable, Run, run_batch, run_batches
 from rgate_integrations.langchain.search_ahead import RetrieverRuns, run_search, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run

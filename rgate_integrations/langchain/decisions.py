@@ -1,4 +1,4 @@
-"""Reads the threshold or decision that a call's config has for a gate, and emits decisions as events.
+"""What runnables do with decisions: bind them to a call's config, emit them as events, turn them into queries.
 
 A router *binds* its decision to the config of the arm that it runs, where the same gate inside the arm finds it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
@@ -14,12 +15,16 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import ensure_config, set_config_context
 from langchain_core.runnables.utils import ConfigurableFieldSpec
+from pydantic import Field
 
-from rgate_integrations.decision import Decision, valid_threshold
-from rgate_integrations.engine.decider import BoundDecision
+from rgate_integrations.answering.claims import Rewriter
+from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
+from rgate_integrations.decision import Decision, Options, valid_threshold
+from rgate_integrations.engine.decider import BoundDecision, Decider
 from rgate_integrations.engine.follow_ups import list_search_texts
-from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain.questions import UserTurn, parse_question
+from rgate_integrations.langchain.runnable import Run, run_batch
 from rgate_integrations.runtime.flow import Call, Flow
 
 THRESHOLD_KEY = "retrieval_threshold"
@@ -167,3 +172,73 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
             set_config_context({"configurable": settings}) as context,
         ):
             context.run(lambda: get_stream_writer()({EVENT: emitted}))
+
+
+class QueryPlanner(Options):
+    """A gate, and the options for turning its decisions into queries.
+
+    Attributes:
+        gate: A `RetrievalGate`, or any runnable from a question to a `Decision`.
+        always_include_question: Whether the question is always a query; if not, it is one only if there is no
+            claim to search for.
+        max_queries: Maximum number of queries per question, at least 1.
+        filter_claims: Whether the gate judges each claim and drops the known ones. Only a `RetrievalGate` can do
+            that; with any other runnable, no claim counts as known. The threshold is that of the `RetrievalGate`,
+            not the one of a call's config.
+    """
+
+    gate: Any
+    always_include_question: bool = True
+    max_queries: int = Field(default=6, ge=1)
+    filter_claims: bool = False
+
+    def decide_and_plan(
+        self, runs: Sequence[Run], rewriter: Rewriter | None = None
+    ) -> Flow[list[tuple[Decision, QueryPlan] | Exception]]:
+        """Return the decision about each input and its query plan, or the exception of an input that failed.
+
+        The gate is called once for all inputs. The earlier turns of an input are searched for with a follow-up.
+
+        Args:
+            runs: The inputs and their runs.
+            rewriter: Turns drafts into claims; when None, each sentence is a claim.
+        """
+        configs = [search_config(single.child("gate")) for single in runs]
+        outputs = yield from run_batch(self.gate, [single.input for single in runs], configs)
+        results: list[Any] = list(map(check_decision, outputs))
+        decided = [index for index, result in enumerate(results) if isinstance(result, Decision)]
+        decider = getattr(self.gate, "gate", None)
+        plans = yield from plan_queries_flow(
+            [results[index] for index in decided],
+            histories=[self._read_history(runs[index].input, results[index]) for index in decided],
+            gate=decider if self.filter_claims and isinstance(decider, Decider) else None,
+            threshold=getattr(self.gate, "threshold", None),
+            rewriter=rewriter,
+            always_include_question=self.always_include_question,
+            max_queries=self.max_queries,
+        )
+        for index, plan in zip(decided, plans, strict=True):
+            results[index] = results[index], plan
+        return results
+
+    def _read_history(self, value: Any, decision: Decision) -> tuple[str, ...]:
+        """Return the turns before a decision's question; none if it is not in the input, because it was condensed."""
+        try:
+            turn = parse_question(value, getattr(self.gate, "input_key", None))
+        except InvalidQuestionError:  # the user's own gate may read inputs in its own way
+            return ()
+        return turn.lines if turn.question == decision.question else ()
+
+
+def check_decision(result: Any) -> Decision | Exception:
+    """Return a gate's result for an input, if it is a decision or an exception.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(result, Decision | Exception):
+        return result
+    raise ConfigurationError(
+        f"The gate returned {type(result).__name__} instead of a Decision.",
+        hint="Make it return a Decision, or pass a RetrievalGate or anything that RetrievalGate(gate=...) accepts.",
+    )
