@@ -1,8 +1,5 @@
 """Several corpora: what a decision names is searched, in both frameworks, in graphs, and behind the gateway."""
 
-from typing import Any, TypedDict
-from unittest.mock import patch
-
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
@@ -13,8 +10,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RouterQueryEngine
 from llama_index.core.tools import QueryEngineTool
 
-from rgate_integrations import Decision, load_gate
-from rgate_integrations.answering.corpora import chosen_corpora
+from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.langchain import CorpusRetriever, RetrievalGate, gated_rag
 from rgate_integrations.langchain.corpora import CorpusChain
@@ -58,22 +54,6 @@ def routed(gate, retrieve=None):
 
 
 # --- which ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("named", "chosen"),
-    [
-        ((), ("a", "b")),
-        (("b",), ("b",)),
-        (("b", "a"), ("b", "a")),
-        (("c", "b"), ("b",)),
-        (("c",), ("a", "b")),
-    ],
-)
-def test_what_a_decision_names_is_chosen_or_else_all(named, chosen):
-    decision = Decision(question="q", retrieve=True, p_known=0.0, corpora=named)
-    assert chosen_corpora(decision, ["a", "b"]) == chosen
-    assert chosen_corpora(None, ["a", "b"]) == ("a", "b")
 
 
 # --- construction ----------------------------------------------------------------------------------------------
@@ -208,14 +188,11 @@ def test_a_gate_of_other_corpora_in_a_calls_config_is_an_error_and_a_known_quest
 
 @pytest.mark.parametrize("config", [None, {"max_concurrency": 1}], ids=["", "limited"])
 @each(BATCHES)
-def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_each_chain(gate, call, config):
+def test_a_batch_is_one_call_of_the_gate(gate, call, config):
     asked = [*UNKNOWN, "a known one"]
-    with patch.object(RunnableLambda, "batch", autospec=True, side_effect=RunnableLambda.batch) as sync:
-        found = call(routed(gate), asked, config)
+    found = call(routed(gate), asked, config)
     assert found == [*(f"{name}: {question}" for question, name in UNKNOWN.items()), "direct: a known one"]
     assert gate.unadjusted.gate.calls == [asked]
-    if sync.call_args_list:
-        assert sorted(len(each.args[1]) for each in sync.call_args_list) == [1, 1, 1, 2]
 
 
 FOUND = {
@@ -270,33 +247,20 @@ def test_each_question_of_a_batch_is_searched_where_its_decision_says(gate, call
 # --- LangGraph ----------------------------------------------------------------------------------------------------
 
 
-class State(TypedDict, total=False):
-    question: str
-    retrieval_decision: Any
-    path: str
-
-
 @each(INVOKES)
 def test_the_edge_names_the_node(call):
-    langgraph = pytest.importorskip("langgraph.graph")
-    graph = langgraph.StateGraph(State).add_node("gate", gate_node(Sure())).add_edge("__start__", "gate")
-    nodes = {name: f"search_{name}" for name in NAMES}
-    for node in (*nodes.values(), "answer"):
-        graph.add_node(node, lambda state, node=node: {"path": node})
-    graph = graph.add_conditional_edges("gate", route_edge(retrieve=nodes, direct="answer")).compile()
-    for question, name in UNKNOWN.items():
-        assert call(graph, {"question": question})["path"] == nodes[name]
-    assert call(graph, {"question": "a known one"})["path"] == "answer"
-    assert call(graph, {"question": "RAISE unknown to hr"})["path"] == nodes["docs"]
-
-
-def test_the_edge_names_several_nodes_and_reads_what_came_back_from_a_checkpoint():
-    edge = route_edge(retrieve={"docs": "a", "hr": "b"}, direct="c")
-    saved = {"retrieve": True, "corpora": ["hr", "docs", "web"]}
-    assert edge({"retrieval_decision": saved}) == ["b", "a"]
-    assert edge({"retrieval_decision": {"retrieve": True}}) == "a"
-    with pytest.raises(ConfigurationError, match="corpus 'web', for which retrieve= has no chain or node"):
-        edge({"retrieval_decision": saved | {"corpora": ["web"]}})
+    node, edge = (
+        gate_node(Sure()),
+        route_edge(retrieve={name: f"search_{name}" for name in NAMES}, direct="answer"),
+    )
+    expected = UNKNOWN | {"RAISE unknown to hr": "docs"}
+    for question, name in expected.items():
+        assert edge(call(node, {"question": question})) == f"search_{name}"
+    assert edge(call(node, {"question": "a known one"})) == "answer"
+    saved = {"retrieve": True, "corpora": ["hr", "docs"]}  # from a checkpoint
+    assert edge({"retrieval_decision": saved}) == ["search_hr", "search_docs"]
+    with pytest.raises(ConfigurationError, match="corpus 'wiki', for which retrieve= has no chain or node"):
+        edge({"retrieval_decision": saved | {"corpora": ["wiki"]}})
 
 
 # --- LlamaIndex ---------------------------------------------------------------------------------------------------

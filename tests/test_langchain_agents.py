@@ -2,12 +2,14 @@
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import wrap_model_call
+from langchain.agents.middleware import HumanInTheLoopMiddleware, wrap_model_call
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
 from pydantic import Field
 
 from rgate_integrations.engine.follow_ups import UNREAD
@@ -126,9 +128,9 @@ def changing(change):
     return wrap_model_call(lambda request, handler: handler(request.override(**change(request))))
 
 
-def agent_of(model, *before, tools=("search_docs",), gate=None, after=()):
+def agent_of(model, *before, tools=("search_docs",), gate=None, after=(), **options):
     middleware = RetrievalGateMiddleware(gate or Judge(), tools=list(tools))
-    return create_agent(model, [search_docs, add], middleware=[*before, middleware, *after])
+    return create_agent(model, [search_docs, add], middleware=[*before, middleware, *after], **options)
 
 
 GRAPHS = {
@@ -152,12 +154,6 @@ def test_a_graph_cannot_be_judged_by_its_first_words(wrap):
     assert answer["messages"][-1].text == "answer after known?"
     judged = gate.route(retrieve=agent, direct=function, answer_first=True)
     assert judged.invoke(state) == "answer after known?"
-
-
-def test_a_gate_must_return_a_decision():
-    agent = agent_of(Agent(), gate=RunnableLambda(lambda messages: True))
-    with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
-        ask(agent, "known?")
 
 
 def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():
@@ -211,6 +207,19 @@ def test_a_hidden_tool_is_not_forced(choice, left):
     assert (model.shown[-1], model.choices[-1]) == (["add"], left)
     ask(agent, "unknown?")
     assert model.choices[-1] == choice
+
+
+@each(INVOKES)
+def test_a_person_approves_of_a_search_that_was_decided_once(call):
+    searched.clear()
+    judge, thread = Judge(), {"configurable": {"thread_id": "1"}}
+    approving = HumanInTheLoopMiddleware(interrupt_on={"search_docs": True})
+    agent = agent_of(Agent(), approving, gate=judge, checkpointer=InMemorySaver())
+    assert "__interrupt__" in call(agent, {"messages": [HumanMessage("unknown?")]}, thread)
+    assert searched == []
+    found = call(agent, Command(resume={"decisions": [{"type": "approve"}]}), thread)
+    assert (found["messages"][-1].text, searched) == ("answer after found", ["q"])
+    assert (found["retrieval_decision"].retrieve, len(judge.calls)) == (True, 1)
 
 
 @each(INVOKES)

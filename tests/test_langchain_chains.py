@@ -7,7 +7,6 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, ChatMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
@@ -60,23 +59,21 @@ def test_both_arms_in_every_way_of_calling(judge, call):
     assert call(chain, "b") == {"sources": [], "answer": "Human: direct b"}
 
 
-@pytest.mark.parametrize("option", ["prompt", "direct_prompt"])
-@pytest.mark.parametrize("text", ["{context}", "Answer: {query} {context}"])
-def test_a_prompt_without_the_question_is_refused(judge, option, text):
-    """Regression: the LLM answered a prompt in which no question was."""
+@pytest.mark.parametrize(
+    ("option", "text", "lacks", "added"),
+    [
+        ("prompt", "{context}", "question", " {query}"),
+        ("direct_prompt", "Answer: {query} {context}", "question", " {query}"),
+        ("prompt", "Answer in one sentence: {question}", "context", " {sources}"),
+    ],
+)
+def test_a_prompt_without_the_question_or_the_passages_is_refused(judge, option, text, lacks, added):
+    """Regression: the LLM answered without them."""
     prompt = ChatPromptTemplate.from_template(text)
-    with pytest.raises(ConfigurationError, match=rf"^{option}= has no \{{question\}}"):
+    with pytest.raises(ConfigurationError, match=rf"^{option}= has no \{{{lacks}\}}.*from_template"):
         gated_rag(Search(), LLM, gate=judge, **{option: prompt})
     keyed = RetrievalGate(judge, input_key="query")
-    assert gated_rag(Search(), LLM, gate=keyed, **{option: prompt + " {query}"})
-
-
-def test_a_prompt_without_the_passages_is_refused(judge):
-    """Regression: the LLM answered without what had been found, also with the prompt of the other error's hint."""
-    prompt = ChatPromptTemplate.from_template("Answer in one sentence: {question}")
-    with pytest.raises(ConfigurationError, match=r"^prompt= has no \{context\}.*\{context\} \{question\}"):
-        gated_rag(Search(), LLM, prompt, gate=judge, direct_prompt=prompt)
-    assert gated_rag(Search(), LLM, prompt + " {sources}", gate=judge, direct_prompt=prompt)
+    assert gated_rag(Search(), LLM, gate=keyed, **{option: prompt + added})
 
 
 def test_a_dicts_other_keys_are_variables_for_the_prompts(judge):
@@ -84,15 +81,6 @@ def test_a_dicts_other_keys_are_variables_for_the_prompts(judge):
     prompt = ChatPromptTemplate.from_template("{context} {question} {lang}")
     chain = gated_rag(Search(), LLM, prompt, gate=judge)
     assert chain.invoke({"question": "unknown?", "lang": "de"}).endswith("unknown? de")
-
-
-@pytest.mark.parametrize(
-    "search",
-    [lambda query: ["a passage"], lambda query: "a passage", lambda query: {"docs": []}, lambda query: None],
-)
-def test_a_retriever_that_finds_no_documents_is_refused_with_a_hint(judge, search):
-    with pytest.raises(ConfigurationError, match=r"returned \w+ instead of documents. Hint:"):
-        gated_rag(search, LLM, gate=judge).invoke("unknown?")
 
 
 FORMS = [
@@ -208,16 +196,9 @@ def test_sources_come_before_the_answers_tokens(judge, name):
     assert chunks[1:] == [{"answer": "a"}, {"answer": "b"}, {"answer": "c"}]
 
 
-def test_any_retriever_a_threshold_for_one_call_and_names_of_runs(judge):
-    collector = RunCollectorCallbackHandler()
+def test_any_retriever_and_a_threshold_for_one_call(judge):
     chain = gated_rag(lambda query: Search().invoke(query), LLM, gate=judge, **SHORT)
-    config = {"configurable": {"retrieval_threshold": 0.9}, "callbacks": [collector]}
-    assert chain.invoke("b", config).endswith("shared|b")
-    (run,) = collector.traced_runs
-    assert (run.name, [child.name for child in run.child_runs]) == (
-        "gated_rag",
-        ["ReadTurn", "RetrievalRouter"],
-    )
+    assert chain.invoke("b", {"configurable": {"retrieval_threshold": 0.9}}).endswith("shared|b")
     assert "retrieval_threshold" in {spec.id for spec in chain.config_specs}
 
 

@@ -17,7 +17,7 @@ from langchain_core.runnables import RunnableLambda
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, gated_rag
 from rgate_integrations.langchain.questions import CONDENSE_FAILED
 from tests.begun_answers import LOOK, TurnReader
@@ -85,14 +85,15 @@ def test_unusual_histories_are_histories(value):
     assert RetrievalGate(Judge()).invoke(value).override.reason == UNREAD
 
 
-def test_a_history_that_is_no_transcript_is_not_the_users():
-    """Regression: it was read as the user's turn, which continues in the question."""
-    reader = ReadsHistory()
-    RetrievalGate(reader).invoke({"question": "And when?", "history": "They spoke of Hamlet.\nIt is a play."})
-    assert reader.histories == [("assistant: They spoke of Hamlet.\nIt is a play.",)]
-
-
-@pytest.mark.parametrize("history", [[("human", "Hi!"), ("narrator", "Hello!")], [("Hi!", "Hello!")]])
+@pytest.mark.parametrize(
+    "history",
+    [
+        [("human", "Hi!"), ("narrator", "Hello!")],
+        [("Hi!", "Hello!")],
+        # Regression: it was read as the user's turn, which continues in the question.
+        "They spoke of Hamlet.\nIt is a play.",
+    ],
+)
 def test_an_unknown_history_is_one_turn_of_the_assistant(history):
     reader = ReadsHistory()
     RetrievalGate(reader).invoke({"question": "And when?", "history": history})
@@ -219,12 +220,6 @@ def test_an_input_without_a_question_raises_and_a_guard_takes_the_decision(call)
     arms = gate.route(retrieve=search, direct=search, condensed_key="alone")
     assert call(arms, TURNS) == [STANDALONE]
     assert judge.calls == [[STANDALONE]], "it is decided once"
-
-
-def test_a_condensed_key_without_a_condenser_is_an_error():
-    with pytest.raises(ConfigurationError, match="needs condense=") as caught:
-        router_with_key(RetrievalGate(Judge()))
-    assert "condense=" in caught.value.hint
 
 
 # --- drafted -----------------------------------------------------------------------------------------------------

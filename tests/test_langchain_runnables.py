@@ -134,6 +134,7 @@ WRONG = [
         lambda: RetrievalGate("constant:never", treshold=0.5),
     ),
     (TypeError, "retreive", lambda: GATE.route(retreive=str, direct=str)),
+    (ConfigurationError, "needs condense=", lambda: GATE.route(**ARMS, condensed_key="alone")),
     (ValidationError, "tokens", lambda: RetrievalGate("constant:never", tokens=0)),
     (ConfigurationError, "int does not have both", lambda: RetrievalGate(3)),
     (TypeError, r"^RetrievalGate\(\) .* 'alway'\. .* 'always'\?$", lambda: RetrievalGate(Judge(), alway="a")),

@@ -111,12 +111,6 @@ def test_the_question_of_a_conversation():
     assert found["retrieval_decision"].override.reason == UNREAD
 
 
-def test_the_drawing_shows_both_ways():
-    edges = {(edge.source, edge.target) for edge in graph_of(Judge()).get_graph().edges}
-    assert {("gate", "search"), ("gate", "answer"), ("search", "answer")} <= edges
-    assert len(edges) == 5
-
-
 @pytest.mark.parametrize(
     ("node", "states", "error", "said"),
     [
@@ -139,13 +133,6 @@ def test_a_state_without_what_is_needed_is_an_error(node, states, error, said):
     for state in states:
         with pytest.raises(error, match=said):
             node(state)
-
-
-def test_a_key_of_ones_own():
-    node = gate_node("constant:never", decision_key="known")
-    update = node.invoke({"question": "who wrote hamlet?"})
-    assert list(update) == ["known"]
-    assert route_edge(retrieve="a", direct="b", decision_key="known")(update) == "b"
 
 
 # --- events ------------------------------------------------------------------------------------------------------
