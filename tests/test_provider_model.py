@@ -1,23 +1,19 @@
 """``--llm openai:NAME`` and the like: LangChain's chat models over loopback, with LLMs that think and not."""
 
 import json
-from typing import ClassVar
 
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, EvidenceError, NoAnswerError, ServerError
 from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
-from tests.begun_answers import TEXT, Shelf
 from tests.commands import rgate
 from tests.fake_server import Fake
-from tests.http_servers import Words
-from tests.langchain_fakes import INVOKES, SINGLES, each
-from tests.provider_servers import THINKING, Anthropic, Chat, Gemini, Ollama, Responses, Tags, Uncounted
+from tests.langchain_fakes import INVOKES, each
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_ability_measured import flat  # noqa: F401  a fixture
+from tests.test_thinking_servers import say
 from tests.test_tuning_command import command  # noqa: F401  a fixture
 
 pytest.importorskip("langchain", reason="comes with the langchain-agents extra")
@@ -26,14 +22,165 @@ from langchain.chat_models import init_chat_model
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.provider_model import ProviderModel
 
-PROVIDERS = (Chat, Tags, Responses, Anthropic, Gemini, Ollama)
+# --- servers of providers, as LangChain's chat models speak to them ---------------------------------------------
+
+THOUGHT = "Let me see what I know of that name . "
+THINKING = 120
+MODEL = {"model": "m"}
+
+
+class Provider:
+    """What a provider's server answers: how it is asked for a length, and what its answers look like.
+
+    Attributes:
+        thinks: How many tokens its LLM thinks.
+        say: Called with a request's body as text, returns the answer.
+    """
+
+    package = "langchain_openai"
+
+    def __init__(self, thinks=THINKING, say=say):
+        self.thinks = thinks
+        self.say = say
+
+    def __call__(self, body):
+        limit = self.limit(body)
+        answer = self.say(json.dumps(body, ensure_ascii=False))
+        written = answer.split()[: max((limit or 9_999) - self.thinks, 0)]
+        is_cut = len(written) < len(answer.split())
+        thought = THOUGHT if self.thinks else ""
+        return self.reply(thought, " ".join(written), is_cut, self.thinks + len(written))
+
+    def settings_for(self, url):
+        return {"base_url": f"{url}/v1", "max_retries": 0}
+
+
+class Chat(Provider):
+    name = "openai:gpt-5"
+
+    def limit(self, body):
+        return body.get("max_completion_tokens")
+
+    def reply(self, thought, answer, is_cut, tokens):
+        message = {"role": "assistant", "content": answer}
+        reason = "length" if is_cut else "stop"
+        details = {"reasoning_tokens": self.thinks}
+        usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
+        usage["completion_tokens_details"] = details
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        return {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 0,
+            **MODEL,
+            "choices": [choice],
+            "usage": usage,
+        }
+
+
+class Tags(Chat):
+    """A served model that is asked as OpenAI's, with its thoughts in the text."""
+
+    def reply(self, thought, answer, is_cut, tokens):
+        text = f"<think>{thought}{'</think>' * bool(answer)}{answer}" if thought else answer
+        reply = super().reply(thought, text, is_cut, tokens)
+        del reply["usage"]["completion_tokens_details"]
+        return reply
+
+
+class Uncounted(Chat):
+    """A served model that is asked as OpenAI's: LangChain hides its ``reasoning_content`` and does not count it."""
+
+    def reply(self, thought, answer, is_cut, tokens):
+        reply = super().reply(thought, answer, is_cut, tokens)
+        reply["choices"][0]["message"]["reasoning_content"] = thought
+        del reply["usage"]["completion_tokens_details"]
+        return reply
+
+
+class Anthropic(Provider):
+    name, package = "anthropic:claude-opus-4-5", "langchain_anthropic"
+
+    def limit(self, body):
+        return body["max_tokens"]
+
+    def reply(self, thought, answer, is_cut, tokens):
+        content = [{"type": "thinking", "thinking": thought, "signature": "s"}] if thought else []
+        if answer:
+            content.append({"type": "text", "text": answer})
+        reason = {"stop_reason": "max_tokens" if is_cut else "end_turn", "stop_sequence": None}
+        usage = {"input_tokens": 7, "output_tokens": tokens}
+        return {
+            "id": "x",
+            "type": "message",
+            "role": "assistant",
+            **MODEL,
+            "content": content,
+            **reason,
+            "usage": usage,
+        }
+
+    def settings_for(self, url):
+        return {"base_url": url, "max_retries": 0}
+
+
+class Gemini(Provider):
+    name, package = "google_genai:gemini-3-pro", "langchain_google_genai"
+
+    def limit(self, body):
+        assert "logprobs" not in body["generationConfig"], "it is only valid with responseLogprobs"
+        return body["generationConfig"].get("maxOutputTokens")
+
+    def reply(self, thought, answer, is_cut, tokens):
+        parts = [{"text": thought, "thought": True}] if thought else []
+        parts += [{"text": answer}] if answer else []
+        candidate = {"content": {"role": "model", "parts": parts}, "index": 0}
+        candidate["finishReason"] = "MAX_TOKENS" if is_cut else "STOP"
+        usage = {
+            "promptTokenCount": 7,
+            "candidatesTokenCount": tokens - self.thinks,
+            "totalTokenCount": 7 + tokens,
+        }
+        if self.thinks:
+            usage["thoughtsTokenCount"] = self.thinks
+        return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "m"}
+
+    def settings_for(self, url):
+        return {"base_url": url, "max_retries": 1, "include_thoughts": True}
+
+
+class Ollama(Provider):
+    name, package = "ollama:qwen3", "langchain_ollama"
+
+    def limit(self, body):
+        return body["options"].get("num_predict")
+
+    def reply(self, thought, answer, is_cut, tokens):
+        shared = {**MODEL, "created_at": "2026-01-01T00:00:00Z"}
+        thinking = {"message": {"role": "assistant", "content": "", "thinking": thought}, "done": False}
+        end = {"done": True, "done_reason": "length" if is_cut else "stop", "prompt_eval_count": 7}
+        last = {"message": {"role": "assistant", "content": answer}, "eval_count": tokens, **end}
+        lines = [thinking, last] if thought else [last]
+        return 200, "".join(f"{json.dumps({**shared, **line})}\n" for line in lines)
+
+    def settings_for(self, url):
+        return {"base_url": url, "reasoning": True}
+
+
+# --- what is asked --------------------------------------------------------------------------------------------
+
+PROVIDERS = (Chat, Tags, Anthropic, Gemini, Ollama)
+
+
+@pytest.fixture
+def key(monkeypatch):
+    for name in ("OPENAI", "ANTHROPIC", "GOOGLE"):
+        monkeypatch.setenv(f"{name}_API_KEY", "sk-none")
 
 
 @pytest.fixture(params=PROVIDERS, ids=lambda provider: provider.__name__)
-def provider(request, monkeypatch):
+def provider(request, key):
     pytest.importorskip(request.param.package)
-    for name in ("OPENAI", "ANTHROPIC", "GOOGLE"):
-        monkeypatch.setenv(f"{name}_API_KEY", "sk-none")
     return request.param
 
 
@@ -48,125 +195,70 @@ def settings_of(fake):
 
 
 @pytest.fixture
-def model(settings_of):
-    """Makes the model of a provider's server: ``model(server, thinking_tokens)``."""
-
-    def make(server, thinking_tokens=2048):
-        return ProviderModel(
-            *server.name.split(":"), RequestOptions("as-is", thinking_tokens, settings_of(server))
-        )
-
-    return make
-
-
-@pytest.fixture
-def ask(settings_of):
-    """Runs a command on a provider: ``ask(run, server, *options)``."""
-
-    def start(run, server, *options):
-        return run(*options, "--llm", server.name, "--extra-body", json.dumps(settings_of(server)))
-
-    return start
-
-
-@pytest.fixture
-def ability(flat, ask, tmp_path):  # noqa: F811
+def ability(flat, settings_of, tmp_path):  # noqa: F811
     """Runs ``rgate ability`` on a provider."""
 
     def run(server, *options):
-        return ask(rgate, server, "ability", "--out", tmp_path / "mine", *options)
+        options += ("--llm", server.name, "--extra-body", json.dumps(settings_of(server)))
+        return rgate("ability", "--out", tmp_path / "mine", *options)
 
     return run
 
 
-def test_the_ability_is_that_of_the_answers_and_nothing_is_measured_where_all_are_cut_off(
-    ability, provider, tmp_path
-):
-    done = ability(provider(), "--thinking-tokens", 20)
+@pytest.mark.usefixtures("key")
+@pytest.mark.parametrize(
+    ("thinks", "said", "most"),
+    [(THINKING, ", thinking first", 104), (0, ".", 100)],  # the first answer is cut off
+    ids=["thinks", "does not think"],
+)
+def test_the_ability_is_that_of_the_answers(ability, thinks, said, most):
+    done = ability(Chat(thinks))
+    assert f"measured: 50 of 100 anchor questions answered correctly{said}" in done.stdout
+    assert 100 <= len(Fake.seen) <= most
+
+
+@pytest.mark.usefixtures("key")
+def test_nothing_is_measured_where_all_are_cut_off(ability, tmp_path):
+    done = ability(Chat(), "--thinking-tokens", 20)
     assert isinstance(done.exception, NoAnswerError), done.output
     assert "Giving up" in str(done.exception)
     assert not (tmp_path / "mine").exists()
-    Fake.seen.clear()
-    done = ability(provider())
-    assert "measured: 50 of 100 anchor questions answered correctly, thinking first" in done.stdout
-    assert 101 <= len(Fake.seen) <= 104  # a parameter is refused, or the first answer cut off
-
-
-def test_without_thoughts_each_question_is_asked_once(ability, provider):
-    done = ability(provider(thinks=0))
-    assert "measured: 50 of 100 anchor questions answered correctly." in done.stdout
-    assert "thinks" not in done.stdout
-    assert len(Fake.seen) == 100
 
 
 VALUES = [{"question": "Who wrote Hamlet?"}]
 thinks = pytest.mark.parametrize("thinks", [THINKING, 0], ids=["thinks", "does not think"])
 
 
-def test_an_answer_of_many_words_is_cut_and_is_one(model, provider):
-    for thinks in (THINKING, 0):
-        (draft,) = model(provider(thinks)).generate(ANSWER, VALUES, tokens=2)
-        assert (draft.text, draft.finished, draft.is_cut_off) == ("Nobody knows", False, False)
-        assert bool(draft.thinking_tokens) == bool(thinks)
-
-
-# What is tuned on is no more the provider's where it does not think.
-@pytest.fixture
-def chat(settings_of):
-    """Makes the chat model that an application would ask a provider's server with."""
-
-    def make(server):
-        provider, name = server.name.split(":")
-        return init_chat_model(name, model_provider=provider, **settings_of(server))
-
-    return make
+@thinks
+def test_an_answer_of_many_words_is_cut_and_is_one(settings_of, provider, thinks):
+    options = RequestOptions("as-is", 2048, settings_of(provider(thinks)))
+    model = ProviderModel(*provider.name.split(":"), options)
+    (draft,) = model.generate(ANSWER, VALUES, tokens=2)
+    assert (draft.text, draft.finished, draft.is_cut_off) == ("Nobody knows", False, False)
+    assert bool(draft.thinking_tokens) == bool(thinks)
 
 
 @thinks
 @each(INVOKES)
-def test_a_draft_is_of_the_answer(call, chat, provider, thinks):
+def test_a_draft_is_of_the_answer(call, settings_of, provider, thinks):
     """Two tokens of an LLM that thinks are thoughts alone, which nothing judges."""
+    kind, name = provider.name.split(":")
+    llm = init_chat_model(name, model_provider=kind, **settings_of(provider(thinks)))
     gate = load_gate("ik", source="recorded", proxy=ScriptedProxy())
-    decision = call(RetrievalGate(gate, llm=chat(provider(thinks)), tokens=2), "Who wrote Hamlet?")
+    decision = call(RetrievalGate(gate, llm=llm, tokens=2), "Who wrote Hamlet?")
     if thinks:
         assert (decision.retrieve, decision.error.type) == (True, "NoAnswerError")
     else:
         assert (decision.draft.text, decision.draft.finished) == ("Nobody knows", False)
 
 
-class ByQuestion(Words):
-    """Judges questions, which are neither clear, and what an answer begins with."""
-
-    fields: ClassVar = {"reason": "So."}
-
-    def p_known(self, request):
-        return 0.6 if "known" in request.question else 0.4
-
-
-@thinks
-@each({name: SINGLES[name] for name in ("invoke", "astream")})
-def test_answer_first_judges_no_thoughts(call, chat, provider, thinks):
-    gate = ByQuestion()
-    router = RetrievalGate(gate).route(
-        retrieve=Shelf() | str,
-        direct=chat(provider(thinks)),
-        answer_first=AnswerFirst(tokens=2, question_gate=gate),
-    )
-    assert TEXT in call(router, "An open one, not?")
-    assert call(router, "An open one, known?").text.endswith("Nobody knows .")
-    judged = [request.draft.text for requests in gate.asked for request in requests if request.draft]
-    is_shown = thinks and provider is not Chat
-    assert judged == ([] if is_shown else ["Nobody knows ."] * 2)
-
-
 # --- OpenAI's rules ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def openai(fake, monkeypatch):
+def openai(fake, key):
     """Makes the model: ``openai(reply, think)``."""
     pytest.importorskip("langchain_openai")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
 
     def make(reply, think="as-is"):
         url = fake(reply).url
