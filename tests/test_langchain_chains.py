@@ -1,7 +1,5 @@
 """LangChain: `gated_rag`, the whole chain in one line, with every form of a question."""
 
-from unittest.mock import Mock
-
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, ChatMessage, HumanMessage, SystemMessage
@@ -177,15 +175,6 @@ def test_prompts_see_the_history_where_nothing_condenses_it(judge, value, conden
     chain = gated_rag(Search(), LLM, gate=gate, **WITH_HISTORY)
     history = "Human: Who wrote Hamlet?\nAI: Shakespeare.\n"
     assert chain.invoke(value).startswith(f"{history}Human: rag unknown, when? [1]")
-
-
-@each(INVOKES)
-def test_a_follow_up_is_condensed_once_for_gate_search_and_prompts(judge, call):
-    condense, search = Mock(return_value="unknown?"), Search()
-    chain = gated_rag(search, LLM, gate=RetrievalGate(judge, condense=condense), **SHORT)
-    assert call(chain, {"question": "And when?", "chat_history": EARLIER}) == READ
-    condense.assert_called_once_with([*EARLIER, HumanMessage("And when?")])
-    assert search.queries == judge.questions == ["unknown?"]
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -61,17 +61,6 @@ def test_what_runs_in_the_retrieve_arm_takes_the_decision_and_the_draft(call, ar
     assert len(judge.calls) == 2
 
 
-@each(BATCHES)
-def test_each_question_of_a_batch_carries_its_own_decision(call):
-    judge, chat = Judge(), Chat()
-    gate = RetrievalGate(judge, llm=chat, tokens=2)
-    chain = gate.route(retrieve=gate.guard(Search()) | texts, direct=lambda _: ["direct"])
-    found = call(chain, ["unknown a?", "known?", "unknown b?"])
-    expected = ["about unknown a?", "direct", "about unknown b?"]
-    assert all(answer in answers for answer, answers in zip(expected, found, strict=True))
-    assert (len(judge.calls), len(chat.seen)) == (1, 3)
-
-
 def ends(found):
     return RunnableLambda(lambda given: [document.page_content for each in found(given) for document in each])
 

@@ -192,31 +192,19 @@ def test_a_gate_that_was_named_can_be_written_and_read():
     assert loaded(dumpd(RetrievalGate())).gate.gate == load_gate().gate
 
 
+def test_a_guard_is_written_with_its_gate_but_a_gate_object_is_not():
+    dumped = dumpd(GatedRetriever(retriever=Search(), gate="constant:never", k=3))["kwargs"]
+    assert (dumped["k"], dumped["gate"]["kwargs"]["gate"]) == (3, "constant:never")
+    assert loaded(dumpd(ClaimQueryRewriter("constant:always", max_queries=2))).max_queries == 2
+    assert dumpd(RetrievalGate(Judge()))["kwargs"]["gate"]["type"] == "not_implemented"
+
+
 def test_a_router_that_answers_first_cannot_be_read_and_hides_the_login_of_its_gate():
     prompt = ChatPromptTemplate.from_template("{question}")
     options = AnswerFirst(question_gate="http://me:secret@localhost:1")
     dumped = dumpd(GATE.route(retrieve=prompt, direct=prompt, answer_first=options))
     assert "secret" not in json.dumps(dumped)
     with pytest.raises(NotImplementedError, match="Strategy"):
-        loaded(dumped)
-
-
-def test_rewriter_and_guard_can_be_written():
-    rewriter = loaded(dumpd(ClaimQueryRewriter("constant:always", max_queries=2)))
-    assert (rewriter.max_queries, rewriter.invoke("who?")) == (2, ["who?"])
-    dumped = dumpd(GatedRetriever(retriever=Search(), gate="constant:never", k=3))
-    assert dumped["kwargs"]["k"] == 3
-    assert dumped["kwargs"]["gate"]["kwargs"]["gate"] == "constant:never"
-    assert dumped["kwargs"]["retriever"]["type"] == "not_implemented"  # LangChain writes no retrievers
-
-
-def test_what_cannot_be_written_says_so():
-    """An object of the user's own and a function are written as LangChain writes functions, and never read."""
-    router = RetrievalGate(Judge()).route(retrieve=lambda q: q, direct=str)
-    dumped = dumpd(router)
-    assert dumped["kwargs"]["gate"]["kwargs"]["gate"]["type"] == "not_implemented"
-    assert dumped["kwargs"]["retrieve"]["type"] == "not_implemented"
-    with pytest.raises(NotImplementedError):
         loaded(dumped)
 
 
@@ -269,6 +257,4 @@ def test_schemas():
     gate = RetrievalGate("constant:never")
     kinds = [kind.get("type") for kind in gate.get_input_jsonschema()["anyOf"]]
     assert kinds == ["string", "object", "array"]
-    assert set(gate.get_output_jsonschema()["properties"]) >= {"question", "retrieve", "p_known", "reason"}
-    assert ClaimQueryRewriter(gate).get_output_jsonschema()["type"] == "array"
     assert gated_rag(Search(), Chat(), gate=gate).get_input_jsonschema()["anyOf"][0] == {"type": "string"}

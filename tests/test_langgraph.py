@@ -9,14 +9,13 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
 
 from rgate_integrations import Decision, plan_queries
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.decision import Cost, Draft, Failure, PartialAnswerInfo
-from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.graph import CHECKPOINT_TYPES, gate_node, route_edge
@@ -100,15 +99,6 @@ def test_a_router_reads_the_same_states_as_the_node(call, state):
     graph = StateGraph(state).add_node("chain", router).add_edge(START, "chain").compile()
     for question, path in (("known?", "answer"), ("unknown?", "search")):
         assert call(graph, {"question": question})["path"] == [path]
-
-
-def test_the_question_of_a_conversation():
-    graph = graph_of(Judge(), checkpointer=InMemorySaver())
-    assert graph.invoke({"messages": [HumanMessage("known?")]}, THREAD)["path"] == ["answer"]
-    turns = [HumanMessage("known?"), AIMessage("Yes."), HumanMessage("And when?")]
-    found = graph.invoke({"messages": turns}, THREAD)
-    assert found["path"] == ["answer", "search", "answer"], "each turn of a thread is decided"
-    assert found["retrieval_decision"].override.reason == UNREAD
 
 
 @pytest.mark.parametrize(
