@@ -1,7 +1,7 @@
 """`ChatOpenAI` and `OpenAILike`, which most applications have: on a real server, and on one that breaks off."""
 
-import asyncio
 import gc
+from functools import partial
 
 import pytest
 from langchain_core.output_parsers import StrOutputParser
@@ -11,8 +11,9 @@ from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests import begun_answers
 from tests.http_servers import Words, listening
-from tests.langchain_fakes import SINGLES, each
-from tests.llama_index_parts import Rag, ask, every_style
+from tests.langchain_fakes import SINGLES
+from tests.llama_index_parts import Rag
+from tests.llama_index_parts import ask as ask_engine
 from tests.patience import PATIENCE
 from tests.scripted_upstream import ScriptedUpstream
 from tests.tool_server import tool_server
@@ -22,61 +23,47 @@ openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes 
 CLIENT = {"api_key": "none", "model": "smollm2", "temperature": 0, "max_tokens": 16, "max_retries": 0}
 
 
-def routed(url, judge, tokens=8):
-    """A LangChain router that reads, or answers with the model of a server; and the latter alone."""
-    direct = langchain_openai.ChatOpenAI(base_url=url, **CLIENT) | StrOutputParser()
+def ask_chat_openai(call, url, judge, question, tokens=8):
+    """Ask a LangChain router that reads, or answers with the model of a server."""
     chain = RetrievalGate(judge).route(
         retrieve=lambda question: f"read about {question}",
-        direct=direct,
+        direct=langchain_openai.ChatOpenAI(base_url=url, **CLIENT) | StrOutputParser(),
         answer_first=AnswerFirst(tokens=tokens, question_gate=None),
     )
-    return chain, direct
+    return call(chain, question)
 
 
-def engine_of(url, judge, style, tokens=8, chats=True):
-    """The same of LlamaIndex, for a style of asking."""
-    return GatedQueryEngine.from_defaults(
+def ask_openai_like(style, url, judge, question, tokens=8, chats=True):
+    """Ask a LlamaIndex engine that does the same."""
+    engine = GatedQueryEngine.from_defaults(
         Rag(),
         judge,
         openai_like.OpenAILike(api_base=url, is_chat_model=chats, **CLIENT),
         streaming=style.endswith("stream"),
         answer_first=AnswerFirst(tokens=tokens, question_gate=None),
     )
+    if "unknown" in question or "cut off" in question:
+        style = style.replace("stream", "query")  # the engine that reads has one step, and does not stream
+    return ask_engine(engine, question, style)[0]
 
 
-# --- a real server -----------------------------------------------------------------------------------------
-
+STYLES = ("query", "aquery", "stream", "astream")
+CHATS = {f"ChatOpenAI, {name}": partial(ask_chat_openai, call) for name, call in SINGLES.items()}
+CHATS |= {f"OpenAILike, {style}": partial(ask_openai_like, style) for style in STYLES}
+COMPLETES = {f"completes, {style}": partial(ask_openai_like, style, chats=False) for style in STYLES}
+each_client = pytest.mark.parametrize("ask", CHATS.values(), ids=list(CHATS))
 KNOWN = "The fox was well known, and it"  # completed, if need be
 UNKNOWN = "The fox is unknown, but it"
 
 
-def lengths(judge):
-    """Number of log-probabilities of the partial answers that a gate got."""
-    return [len(request.draft.logprobs) for requests in judge.asked for request in requests]
-
-
 @pytest.mark.model
-@each({name: SINGLES[name] for name in ("invoke", "ainvoke", "batch", "stream", "astream")})
-def test_chat_openai_answers_first(served, call):
-    judge = Words()
-    chain, direct = routed(f"{served.url}/v1", judge)
-    assert call(chain, KNOWN) == direct.invoke(KNOWN)
-    assert call(chain, UNKNOWN) == f"read about {UNKNOWN}"
-    assert lengths(judge) == [8, 8]
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("chats", [True, False], ids=["chats", "completes"])
-@every_style
-def test_openai_like_answers_first(served, style, chats):
-    judge = Words()
-    engine = engine_of(f"{served.url}/v1", judge, style, chats=chats)
-    assert len(ask(engine, KNOWN, style)[0]) > 16
-    assert str(engine.query(UNKNOWN)) == f"read about {UNKNOWN}"
-    assert lengths(judge) == [8, 8]
-
-
-# --- one that would answer for ever ------------------------------------------------------------------------
+@pytest.mark.parametrize("ask", (CHATS | COMPLETES).values(), ids=list(CHATS | COMPLETES))
+def test_the_model_of_a_real_server_answers_first(served, ask):
+    judge, url = Words(), f"{served.url}/v1"
+    assert len(ask(url, judge, KNOWN)) > 16
+    assert ask(url, judge, UNKNOWN) == f"read about {UNKNOWN}"
+    drafts = [request.draft for requests in judge.asked for request in requests]
+    assert [len(draft.logprobs) for draft in drafts] == [8, 8]
 
 
 @pytest.fixture
@@ -87,51 +74,22 @@ def no_garbage_collection():
 
 
 @pytest.mark.usefixtures("no_garbage_collection")
-@each(SINGLES)
-def test_an_unknown_answer_of_chat_openai_ends_at_the_server(call):
-    upstream = ScriptedUpstream([{"content": "Perhaps. "}] * 10, endless=True)
-    with listening(upstream.app) as url:
-        chain, _ = routed(f"{url}/v1", Words())
-        assert call(chain, UNKNOWN) == f"read about {UNKNOWN}"
-        assert upstream.cancelled.wait(PATIENCE)
-
-
-@pytest.mark.usefixtures("no_garbage_collection")
-@every_style
-def test_an_unknown_answer_of_openai_like_ends_at_the_server(style):
+@each_client
+def test_an_unknown_answer_ends_at_the_server(ask):
     """Regression: LlamaIndex's LLMs leave their streams to the garbage collector, so it was written to its end."""
     upstream = ScriptedUpstream([{"content": "Perhaps. "}] * 10, endless=True)
     with listening(upstream.app) as url:
-        engine = engine_of(f"{url}/v1", Words(), style)
-        again = asyncio.run(engine.aquery(UNKNOWN)) if style[0] == "a" else engine.query(UNKNOWN)
-        assert str(again) == f"read about {UNKNOWN}"
+        assert ask(f"{url}/v1", Words(), UNKNOWN) == f"read about {UNKNOWN}"
         assert upstream.cancelled.wait(PATIENCE)
 
 
-# --- one whose streams end without a finish reason: half an answer is not judged as a whole one ------------
-
-
-@each(SINGLES)
-def test_an_answer_of_chat_openai_that_breaks_off_is_retrieved_for(call):
+@each_client
+def test_half_an_answer_is_not_judged_as_a_whole_one(ask):
+    """The server ends a stream without a finish reason."""
     judge = begun_answers.Reader()
     with tool_server() as (url, rules):
-        chain, _ = routed(url, judge, tokens=32)  # more than the answers have
-        assert call(chain, "a known one?").strip() == begun_answers.KNOWN
+        asked = partial(ask, url, judge, tokens=32)  # more than the answers have
+        assert asked("a known one?").strip() == begun_answers.KNOWN
         rules.breaks_off = 5
-        assert call(chain, "a known one?") == "read about a known one?"
-    assert [draft.finished for (draft,) in judge.drafts] == [True]
-
-
-@every_style
-def test_an_answer_of_openai_like_that_breaks_off_is_retrieved_for(style):
-    judge = begun_answers.Reader()
-    with tool_server() as (url, rules):
-        engine = engine_of(url, judge, style, tokens=32)
-        assert ask(engine, "a known one?", style)[0].strip() == begun_answers.KNOWN
-        rules.breaks_off = 5
-        again = (
-            asyncio.run(engine.aquery("a known one?")) if style[0] == "a" else engine.query("a known one?")
-        )
-    assert str(again) == "read about a known one?"
-    assert again.metadata["rgate"]["error"]["type"] == "ServerError"
+        assert asked("one that is cut off?") == "read about one that is cut off?"
     assert [draft.finished for (draft,) in judge.drafts] == [True]
