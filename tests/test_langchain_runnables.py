@@ -151,7 +151,7 @@ WRONG = [
     (ConfigurationError, "'gpt-4o' is a string.*llm_name=", lambda: RetrievalGate(llm="gpt-4o")),
     (ConfigurationError, "several steps", lambda: GATE.route(**ARMS, look_first=True)),
     (ConfigurationError, "several steps", lambda: RetrievalGate().route(**ARMS, answer_first=PREFETCH)),
-    (ConfigurationError, r"'str'.*as_retriever\(\)", lambda: GATE.guard("a retriever")),
+    (ConfigurationError, r"^retriever must .* str.*as_retriever\(\)", lambda: GATE.guard("a retriever")),
     (ConfigurationError, r"InMemory.*as_retriever\(\)", lambda: GATE.guard({"docs": STORE})),
     (ConfigurationError, r"InMemory.*as_retriever\(\)", lambda: GATE.route(retrieve=STORE, direct=str)),
     (ConfigurationError, r"InMemory.*as_retriever\(\)", lambda: gated_rag(STORE, Chat())),

@@ -32,7 +32,7 @@ def as_runnable(value: Any, option: str) -> Runnable[Any, Any]:
 
     Args:
         value: The value of an option.
-        option: The option's name, for the error.
+        option: What it is in the error, such as the option's name.
 
     Raises:
         ConfigurationError: The value is none of these, but for example a string.
@@ -42,7 +42,8 @@ def as_runnable(value: Any, option: str) -> Runnable[Any, Any]:
     except TypeError as error:
         raise ConfigurationError(
             f"{option} must be a runnable or a function, not an object of type {type(value).__name__}.",
-            hint='Pass a chain or a chat model, such as ChatOpenAI(model="gpt-4o").',
+            hint="Pass a chain, a retriever such as vector_store.as_retriever(), or a chat model such as "
+            'ChatOpenAI(model="gpt-4o").',
         ) from error
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
+from langchain_core.runnables.base import RunnableLike
 from langchain_core.runnables.config import ensure_config
 from langchain_core.runnables.utils import Input, Output
 
@@ -18,7 +18,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
 from rgate_integrations.index.hybrid import fuse
-from rgate_integrations.langchain.chat_models import list_parts, runnables_in
+from rgate_integrations.langchain.chat_models import as_runnable, list_parts, runnables_in
 from rgate_integrations.langchain.decisions import read_bound
 from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, run_batch, run_batches
 from rgate_integrations.prompts import format_passages
@@ -32,14 +32,16 @@ class PerCorpus(FlowRunnable[Input, Output]):
         parts: The runnables, by the names of their corpora.
 
     Raises:
-        ConfigurationError: ``parts`` is empty.
+        ConfigurationError: ``parts`` is empty, or a part is not a runnable, function or mapping.
     """
 
     parts: dict[str, Runnable[Any, Any]]
 
     def __init__(self, *, parts: Mapping[str, RunnableLike[Any, Any]], **fields: Any) -> None:
         check_corpora((), parts)
-        super().__init__(parts={name: coerce_to_runnable(part) for name, part in parts.items()}, **fields)
+        super().__init__(
+            parts={name: as_runnable(part, f"{name!r}") for name, part in parts.items()}, **fields
+        )
 
     def choose(self, config: RunnableConfig) -> tuple[str, ...]:
         """Return the names of the parts that run for an input, best first.
@@ -170,18 +172,12 @@ def as_searched(
         ConfigurationError: The value cannot be converted, the names differ from those of the gate's corpora, or the
             mapping is empty.
     """
-    try:
-        # Without corpora, a mapping of arms means what it does elsewhere in LangChain: runnables in parallel.
-        if isinstance(value, Mapping) and (
-            kind is CorpusRetriever or any_corpora or len(corpora) > 1 or set(corpora) == set(value)
-        ):
-            value = kind(parts=value)
-        searched: Runnable[Any, Any] = coerce_to_runnable(value)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"LangChain cannot make a retriever or chain from {type(value).__name__}: {error}",
-            hint="Pass a retriever, such as vector_store.as_retriever(), or a chain.",
-        ) from error
+    # Without corpora, a mapping of arms means what it does elsewhere in LangChain: runnables in parallel.
+    if isinstance(value, Mapping) and (
+        kind is CorpusRetriever or any_corpora or len(corpora) > 1 or set(corpora) == set(value)
+    ):
+        value = kind(parts=value)
+    searched = as_runnable(value, "retriever" if kind is CorpusRetriever else "retrieve")
     for per_corpus in runnables_in(searched, PerCorpus):
         check_corpora(corpora, per_corpus.parts)
     return searched

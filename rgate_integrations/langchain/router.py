@@ -14,7 +14,7 @@ from langchain_core.callbacks import (
     CallbackManagerForChainRun,
 )
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
-from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
+from langchain_core.runnables.base import RunnableLike
 from langchain_core.runnables.utils import (
     Input,
     Output,
@@ -27,7 +27,7 @@ from rgate_integrations.engine.decider import Failed
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
-from rgate_integrations.langchain.chat_models import runnables_in
+from rgate_integrations.langchain.chat_models import as_runnable, runnables_in
 from rgate_integrations.langchain.corpora import as_passage, rankings_in
 from rgate_integrations.langchain.decisions import (
     AHEAD_KEY,
@@ -78,11 +78,10 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         name: The name of its runs in traces.
 
     Raises:
-        ConfigurationError: The strategy searches before the decision, but the retrieve arm is neither a sequence of
-            steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the call's config has
-            an invalid threshold. With answer first: the call's config replaces the gate, or a step of ``direct`` is
-            a LangGraph graph.
-        TypeError: An arm is not a runnable, function or mapping.
+        ConfigurationError: An arm is not a runnable, function or mapping. The strategy searches before the decision,
+            but the retrieve arm is neither a sequence of steps nor a retriever. Raised by a call: the gate does not
+            return a `Decision`, or the call's config has an invalid threshold. With answer first: the call's config
+            replaces the gate, or a step of ``direct`` is a LangGraph graph.
         pydantic.ValidationError: The gate is not a runnable.
         InvalidQuestionError: Raised by a call: the input has no question.
     """
@@ -108,8 +107,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     ) -> None:
         super().__init__(
             gate=gate,
-            retrieve=coerce_to_runnable(retrieve),
-            direct=coerce_to_runnable(direct),
+            retrieve=as_runnable(retrieve, "retrieve"),
+            direct=as_runnable(direct, "direct"),
             strategy=strategy or Strategy(),
             condensed_key=condensed_key,
             name=name,

@@ -387,8 +387,6 @@ def as_embedder(embeddings: Embeddings) -> Embedder:
 Filter: TypeAlias = Mapping[str, Any] | Callable[[Document], bool]
 """Conditions on the metadata, all of which must hold, or a function of the document; see `as_predicate`."""
 
-_Condition: TypeAlias = Callable[[Any], bool]
-
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$eq": operator.eq,
     "$ne": operator.ne,
@@ -429,14 +427,16 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
             f"A filter must be a mapping or a function of the document, not {type(filter).__name__}.",
             hint='Pass a mapping such as {"year": {"$gte": 1990}}.',
         )
-    condition = _compile(filter or {}, has_key=False)
-    return lambda document: condition(document.metadata)
+    conditions = filter or {}
+    _meets({}, conditions, has_key=False)  # raises if the filter is invalid, whatever the documents are
+    return lambda document: _meets(document.metadata, conditions, has_key=False)
 
 
-def _compile(condition: Any, *, has_key: bool) -> _Condition:
-    """Return a function that tests whether a value meets a condition.
+def _meets(value: Any, condition: Any, *, has_key: bool) -> bool:
+    """Return whether a value meets a condition.
 
     Args:
+        value: The metadata, or the value of a key in it.
         condition: A value to equal, a list of such values, or a mapping of operators and keys.
         has_key: Whether the condition tests the value of a key; if not, it tests the metadata as a whole.
     """
@@ -444,46 +444,38 @@ def _compile(condition: Any, *, has_key: bool) -> _Condition:
         condition = {"$in": condition}
     elif not isinstance(condition, Mapping):
         condition = {"$eq": condition}
-    parts = [_compile_part(name, operand, has_key) for name, operand in condition.items()]
-    # A list, not a generator: all parts are evaluated, so a key with a dot raises wherever it is in the filter.
-    return lambda value: all([part(value) for part in parts])
+    # A list, not a generator: all parts are evaluated, so an invalid one raises wherever it is in the filter.
+    return all([_meets_part(value, name, operand, has_key) for name, operand in condition.items()])
 
 
-def _compile_part(name: Any, operand: Any, has_key: bool) -> _Condition:
-    """Return the test for one entry of a mapping: an operator with its operand, or a key with its condition."""
+def _meets_part(value: Any, name: Any, operand: Any, has_key: bool) -> bool:
+    """Return whether a value meets one entry of a condition: an operator with its operand, or a key."""
     if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
         raise ConfigurationError(
             f"The filter operator {name} takes a list, not {operand!r}.",
             hint=f'Use {{"{name}": [{operand!r}]}}.',
         )
     if name in ("$and", "$or"):
-        parts = [_compile(part, has_key=has_key) for part in operand]
         combine = all if name == "$and" else any
-        return lambda value: combine([part(value) for part in parts])
+        return combine([_meets(value, part, has_key=has_key) for part in operand])
     if name == "$not":
-        condition = _compile(operand, has_key=has_key)
-        return lambda value: not condition(value)
+        return not _meets(value, operand, has_key=has_key)
     if name in _COMPARISONS:
         if not has_key:
             raise ConfigurationError(
                 f'The filter condition {{"{name}": {operand!r}}} does not say which key of the metadata it tests.',
                 hint=f'Put it under that key, as in {{"year": {{"{name}": …}}}}.',
             )
-        return lambda value: _compare(_COMPARISONS[name], value, operand)
+        try:
+            return bool(_COMPARISONS[name](value, operand))
+        except TypeError:  # values of different types, or a missing one, cannot be ordered
+            return False
     if str(name).startswith("$"):
         raise ConfigurationError(
             f"Unknown filter operator {name!r}.",
             hint=f"Use one of {', '.join([*_COMPARISONS, '$not', '$and', '$or'])}.",
         )
-    condition = _compile(operand, has_key=True)
-    return lambda value: condition(_get(value, name))
-
-
-def _compare(comparison: Callable[[Any, Any], Any], value: Any, operand: Any) -> bool:
-    try:
-        return bool(comparison(value, operand))
-    except TypeError:  # values of different types, or a missing one, cannot be ordered
-        return False
+    return _meets(_get(value, name), operand, has_key=True)
 
 
 def _get(value: Any, key: Any) -> Any:
