@@ -5,7 +5,7 @@ import gc
 from contextvars import ContextVar
 from itertools import cycle
 from operator import itemgetter
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import langsmith
 import pytest
@@ -173,6 +173,9 @@ def test_an_answer_that_is_put_together_is_what_the_arm_alone_returns(call, arm,
     assert not isinstance(result, AIMessageChunk)
 
 
+# --- log-probabilities and costs -------------------------------------------------------------------------------
+
+
 # --- conversations and claims --------------------------------------------------------------------------------
 
 TURNS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare did."), ("human", "And where was he born?")]
@@ -181,9 +184,22 @@ TURNS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare did."), ("human", "
 @each(INVOKES)
 def test_a_follow_up_that_the_gate_reads_is_answered_first(call):
     look, judge = TurnReader(), TurnReader()
-    assert call(routed(spoken(Writer()), question_gate=look, judge=judge), TURNS) == WHOLE
+    retrieve = RunnableLambda(lambda messages: f"read about {messages[-1][1]}")
+    router = routed(spoken(Writer()), question_gate=look, judge=judge, retrieve=retrieve)
+    assert call(router, TURNS) == WHOLE
+    unknown = [*TURNS[:2], ("human", "And his unknown sister?")]
+    assert call(router, unknown) == "read about And his unknown sister?"
     turns = ("user: Who wrote Hamlet?", "assistant: Shakespeare did.")
-    assert look.histories == judge.histories == [turns]
+    assert look.histories == judge.histories == [turns, turns]
+
+
+@each(INVOKES)
+def test_a_condensed_follow_up_is_condensed_once(call):
+    judge, look, condense = Reader(), Reader(), Mock(return_value="Where was Shakespeare born?")
+    router = routed(spoken(Writer()), judge=judge, question_gate=look, condense=RunnableLambda(condense))
+    assert call(router, TURNS) == WHOLE
+    assert judge.calls == look.calls == [["Where was Shakespeare born?"]]
+    assert condense.call_count == 1
 
 
 @each(INVOKES)
@@ -239,6 +255,14 @@ def test_listeners_around_the_router_get_no_dropped_token_of_a_bound_arm(call, b
     assert [event["retrieve"] for event in shown.events] == [True, False]
 
 
+@each(INVOKES)
+def test_handlers_inside_of_the_arm_get_a_stopped_answer(call):
+    """As the guide says, since the arm does not pass them on."""
+    shown = EventRecorder()
+    call(routed(spoken(Writer(callbacks=[shown]))), "an unknown one?")
+    assert "".join(shown.tokens) == "Perhaps it is this "
+
+
 class OpenRuns(EventRecorder):
     """A user's own tracing: the runs that have not ended, and the errors of the others."""
 
@@ -281,10 +305,12 @@ register_configure_hook(HOOKED, inheritable=True)
 @each(INVOKES)
 def test_a_handler_for_all_calls_counts_each_token_once(call):
     """Regression: such a handler, for example of `get_usage_metadata_callback`, got every event twice."""
-    shown = EventRecorder()
-    with variable_set(HOOKED, shown):
+    token = HOOKED.set(EventRecorder())
+    try:
         call(routed(spoken(Writer())), "a known one?")
-    assert "".join(shown.tokens) == WHOLE
+        assert "".join(HOOKED.get().tokens) == WHOLE
+    finally:
+        HOOKED.reset(token)
 
 
 @pytest.mark.parametrize("hook", [HOOKED, run_collector_var], ids=["inherited", "collect_runs"])
