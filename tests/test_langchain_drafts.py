@@ -125,6 +125,22 @@ def test_drafting_that_breaks_down_retrieves(monkeypatch):
     assert (decision.retrieve, decision.error.message) == (True, "server down")
 
 
+class Bounded(Chat):
+    """Its length is limited by a field, as of Gemini's and Ollama's classes, and not by an option."""
+
+    num_predict: int | None = None
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        assert kwargs == {}
+        return super()._generate(messages, max_tokens=self.num_predict)
+
+
+@each(INVOKES)
+def test_a_limit_that_is_a_field_is_set_in_a_copy(call):
+    llm = Bounded()
+    assert (call(gate_with(llm), "a?").draft.text, llm.num_predict) == ("It is", None)
+
+
 # --- an LLM in wrappers --------------------------------------------------------------------------------------
 
 

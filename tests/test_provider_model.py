@@ -20,192 +20,86 @@ pytest.importorskip("langchain", reason="comes with the langchain-agents extra")
 from langchain.chat_models import init_chat_model
 
 from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain.chat_models import length_field
 from rgate_integrations.langchain.provider_model import ProviderModel
-
-# --- servers of providers, as LangChain's chat models speak to them ---------------------------------------------
 
 THOUGHT = "Let me see what I know of that name . "
 THINKING = 120
-MODEL = {"model": "m"}
 
 
-class Provider:
-    """What a provider's server answers: how it is asked for a length, and what its answers look like.
+class Chat:
+    """What OpenAI's server answers.
 
     Attributes:
         thinks: How many tokens its LLM thinks.
-        say: Called with a request's body as text, returns the answer.
     """
 
-    package = "langchain_openai"
-
-    def __init__(self, thinks=THINKING, say=say):
+    def __init__(self, thinks=THINKING):
         self.thinks = thinks
-        self.say = say
 
     def __call__(self, body):
-        limit = self.limit(body)
-        answer = self.say(json.dumps(body, ensure_ascii=False))
-        written = answer.split()[: max((limit or 9_999) - self.thinks, 0)]
-        is_cut = len(written) < len(answer.split())
-        thought = THOUGHT if self.thinks else ""
-        return self.reply(thought, " ".join(written), is_cut, self.thinks + len(written))
-
-    def settings_for(self, url):
-        return {"base_url": f"{url}/v1", "max_retries": 0}
-
-
-class Chat(Provider):
-    name = "openai:gpt-5"
-
-    def limit(self, body):
-        return body.get("max_completion_tokens")
-
-    def reply(self, thought, answer, is_cut, tokens):
-        message = {"role": "assistant", "content": answer}
-        reason = "length" if is_cut else "stop"
-        details = {"reasoning_tokens": self.thinks}
+        words = say(json.dumps(body, ensure_ascii=False)).split()
+        limit = body.get("max_completion_tokens") or 9_999
+        written = words[: max(limit - self.thinks, 0)]
+        tokens = self.thinks + len(written)
         usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
-        usage["completion_tokens_details"] = details
+        usage["completion_tokens_details"] = {"reasoning_tokens": self.thinks}
+        message = {"role": "assistant", "content": " ".join(written)}
+        self.show(message, usage, THOUGHT if self.thinks else "")
+        reason = "length" if len(written) < len(words) else "stop"
         choice = {"index": 0, "message": message, "finish_reason": reason}
-        return {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 0,
-            **MODEL,
-            "choices": [choice],
-            "usage": usage,
-        }
+        shared = {"id": "x", "object": "chat.completion", "created": 0, "model": "m"}
+        return {**shared, "choices": [choice], "usage": usage}
+
+    def show(self, message, usage, thought):
+        """Put the thought into the answer: OpenAI only counts it."""
 
 
 class Tags(Chat):
     """A served model that is asked as OpenAI's, with its thoughts in the text."""
 
-    def reply(self, thought, answer, is_cut, tokens):
-        text = f"<think>{thought}{'</think>' * bool(answer)}{answer}" if thought else answer
-        reply = super().reply(thought, text, is_cut, tokens)
-        del reply["usage"]["completion_tokens_details"]
-        return reply
+    def show(self, message, usage, thought):
+        del usage["completion_tokens_details"]
+        if thought:
+            answer = message["content"]
+            message["content"] = f"<think>{thought}{'</think>' * bool(answer)}{answer}"
 
 
 class Uncounted(Chat):
     """A served model that is asked as OpenAI's: LangChain hides its ``reasoning_content`` and does not count it."""
 
-    def reply(self, thought, answer, is_cut, tokens):
-        reply = super().reply(thought, answer, is_cut, tokens)
-        reply["choices"][0]["message"]["reasoning_content"] = thought
-        del reply["usage"]["completion_tokens_details"]
-        return reply
-
-
-class Anthropic(Provider):
-    name, package = "anthropic:claude-opus-4-5", "langchain_anthropic"
-
-    def limit(self, body):
-        return body["max_tokens"]
-
-    def reply(self, thought, answer, is_cut, tokens):
-        content = [{"type": "thinking", "thinking": thought, "signature": "s"}] if thought else []
-        if answer:
-            content.append({"type": "text", "text": answer})
-        reason = {"stop_reason": "max_tokens" if is_cut else "end_turn", "stop_sequence": None}
-        usage = {"input_tokens": 7, "output_tokens": tokens}
-        return {
-            "id": "x",
-            "type": "message",
-            "role": "assistant",
-            **MODEL,
-            "content": content,
-            **reason,
-            "usage": usage,
-        }
-
-    def settings_for(self, url):
-        return {"base_url": url, "max_retries": 0}
-
-
-class Gemini(Provider):
-    name, package = "google_genai:gemini-3-pro", "langchain_google_genai"
-
-    def limit(self, body):
-        assert "logprobs" not in body["generationConfig"], "it is only valid with responseLogprobs"
-        return body["generationConfig"].get("maxOutputTokens")
-
-    def reply(self, thought, answer, is_cut, tokens):
-        parts = [{"text": thought, "thought": True}] if thought else []
-        parts += [{"text": answer}] if answer else []
-        candidate = {"content": {"role": "model", "parts": parts}, "index": 0}
-        candidate["finishReason"] = "MAX_TOKENS" if is_cut else "STOP"
-        usage = {
-            "promptTokenCount": 7,
-            "candidatesTokenCount": tokens - self.thinks,
-            "totalTokenCount": 7 + tokens,
-        }
-        if self.thinks:
-            usage["thoughtsTokenCount"] = self.thinks
-        return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "m"}
-
-    def settings_for(self, url):
-        return {"base_url": url, "max_retries": 1, "include_thoughts": True}
-
-
-class Ollama(Provider):
-    name, package = "ollama:qwen3", "langchain_ollama"
-
-    def limit(self, body):
-        return body["options"].get("num_predict")
-
-    def reply(self, thought, answer, is_cut, tokens):
-        shared = {**MODEL, "created_at": "2026-01-01T00:00:00Z"}
-        thinking = {"message": {"role": "assistant", "content": "", "thinking": thought}, "done": False}
-        end = {"done": True, "done_reason": "length" if is_cut else "stop", "prompt_eval_count": 7}
-        last = {"message": {"role": "assistant", "content": answer}, "eval_count": tokens, **end}
-        lines = [thinking, last] if thought else [last]
-        return 200, "".join(f"{json.dumps({**shared, **line})}\n" for line in lines)
-
-    def settings_for(self, url):
-        return {"base_url": url, "reasoning": True}
-
-
-# --- what is asked --------------------------------------------------------------------------------------------
-
-PROVIDERS = (Chat, Tags, Anthropic, Gemini, Ollama)
+    def show(self, message, usage, thought):
+        del usage["completion_tokens_details"]
+        message["reasoning_content"] = thought
 
 
 @pytest.fixture
-def key(monkeypatch):
-    for name in ("OPENAI", "ANTHROPIC", "GOOGLE"):
-        monkeypatch.setenv(f"{name}_API_KEY", "sk-none")
-
-
-@pytest.fixture(params=PROVIDERS, ids=lambda provider: provider.__name__)
-def provider(request, key):
-    pytest.importorskip(request.param.package)
-    return request.param
+def settings_of(fake, monkeypatch):
+    """Starts a server; returns the settings of a chat model that asks it."""
+    pytest.importorskip("langchain_openai")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
+    return lambda reply: {"base_url": fake(reply).url, "max_retries": 0}
 
 
 @pytest.fixture
-def settings_of(fake):
-    """Starts a provider's server; returns the settings of a chat model that asks it."""
-
-    def start(server):
-        return server.settings_for(fake(server).url.removesuffix("/v1"))
-
-    return start
+def openai(settings_of):
+    """Makes the model: ``openai(reply, think)``."""
+    return lambda reply, think="as-is": ProviderModel(
+        "openai", "gpt-5", RequestOptions(think, 2048, settings_of(reply))
+    )
 
 
 @pytest.fixture
 def ability(flat, settings_of, tmp_path):  # noqa: F811
-    """Runs ``rgate ability`` on a provider."""
+    """Runs ``rgate ability`` on a server."""
 
     def run(server, *options):
-        options += ("--llm", server.name, "--extra-body", json.dumps(settings_of(server)))
+        options += ("--llm", "openai:gpt-5", "--extra-body", json.dumps(settings_of(server)))
         return rgate("ability", "--out", tmp_path / "mine", *options)
 
     return run
 
 
-@pytest.mark.usefixtures("key")
 @pytest.mark.parametrize(
     ("thinks", "said", "most"),
     [(THINKING, ", thinking first", 104), (0, ".", 100)],  # the first answer is cut off
@@ -217,7 +111,6 @@ def test_the_ability_is_that_of_the_answers(ability, thinks, said, most):
     assert 100 <= len(Fake.seen) <= most
 
 
-@pytest.mark.usefixtures("key")
 def test_nothing_is_measured_where_all_are_cut_off(ability, tmp_path):
     done = ability(Chat(), "--thinking-tokens", 20)
     assert isinstance(done.exception, NoAnswerError), done.output
@@ -229,21 +122,23 @@ VALUES = [{"question": "Who wrote Hamlet?"}]
 thinks = pytest.mark.parametrize("thinks", [THINKING, 0], ids=["thinks", "does not think"])
 
 
+kinds = pytest.mark.parametrize("kind", [Chat, Tags])
+
+
 @thinks
-def test_an_answer_of_many_words_is_cut_and_is_one(settings_of, provider, thinks):
-    options = RequestOptions("as-is", 2048, settings_of(provider(thinks)))
-    model = ProviderModel(*provider.name.split(":"), options)
-    (draft,) = model.generate(ANSWER, VALUES, tokens=2)
+@kinds
+def test_an_answer_of_many_words_is_cut_and_is_one(openai, kind, thinks):
+    (draft,) = openai(kind(thinks)).generate(ANSWER, VALUES, tokens=2)
     assert (draft.text, draft.finished, draft.is_cut_off) == ("Nobody knows", False, False)
     assert bool(draft.thinking_tokens) == bool(thinks)
 
 
 @thinks
+@kinds
 @each(INVOKES)
-def test_a_draft_is_of_the_answer(call, settings_of, provider, thinks):
+def test_a_draft_is_of_the_answer(call, settings_of, kind, thinks):
     """Two tokens of an LLM that thinks are thoughts alone, which nothing judges."""
-    kind, name = provider.name.split(":")
-    llm = init_chat_model(name, model_provider=kind, **settings_of(provider(thinks)))
+    llm = init_chat_model("gpt-5", model_provider="openai", **settings_of(kind(thinks)))
     gate = load_gate("ik", source="recorded", proxy=ScriptedProxy())
     decision = call(RetrievalGate(gate, llm=llm, tokens=2), "Who wrote Hamlet?")
     if thinks:
@@ -252,21 +147,18 @@ def test_a_draft_is_of_the_answer(call, settings_of, provider, thinks):
         assert (decision.draft.text, decision.draft.finished) == ("Nobody knows", False)
 
 
-# --- OpenAI's rules ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def openai(fake, key):
-    """Makes the model: ``openai(reply, think)``."""
-    pytest.importorskip("langchain_openai")
-
-    def make(reply, think="as-is"):
-        url = fake(reply).url
-        return ProviderModel(
-            "openai", "gpt-5", RequestOptions(think, 2048, {"base_url": url, "max_retries": 0})
-        )
-
-    return make
+@pytest.mark.parametrize(
+    ("package", "name", "field"),
+    [
+        ("langchain_openai", "ChatOpenAI", "max_tokens"),
+        ("langchain_anthropic", "ChatAnthropic", "max_tokens"),
+        ("langchain_google_genai", "ChatGoogleGenerativeAI", "max_output_tokens"),
+        ("langchain_ollama", "ChatOllama", "num_predict"),
+    ],
+)
+def test_the_class_of_each_provider_has_a_field_for_the_length(package, name, field):
+    kind = getattr(pytest.importorskip(package), name)
+    assert length_field(kind.model_construct()) == field
 
 
 def test_thoughts_that_are_neither_shown_nor_counted_are_known_by_the_missing_answer(openai):

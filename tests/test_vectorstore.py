@@ -124,6 +124,11 @@ def test_embeddings_that_are_there_are_not_computed_again():
     )
     (nearest,) = store.similarity_search_by_vector([0.0, 2.0, 0.0], k=1)
     assert nearest == Document(page_content="y", metadata={"n": 2}, id="2")
+    pairs = [("x", [1.0, 0.0]), ("y", [0.0, 1.0]), ("z", [1.0, 1.0])]
+    repeated = FaissVectorStore.from_embeddings(
+        pairs, DeterministicFakeEmbedding(size=5), ids=["1", "2", "1"]
+    )
+    assert [each.page_content for each in repeated.similarity_search_by_vector([0.9, 1.1], k=2)] == ["z", "y"]
     empty = FaissVectorStore.from_embeddings([], Letters())
     assert empty.similarity_search("a") == empty.max_marginal_relevance_search("a") == []
 
@@ -221,11 +226,19 @@ def test_a_dotted_key_is_a_key_and_no_path(store):
 
 
 def test_none_deletes_all_and_an_empty_list_nothing(store):
+    store.add_texts(["abc"], ids=["x"])
+    count = len(store.index)
     assert store.delete([]) is store.delete(["missing"]) is True
-    assert len(store.index) == 6
+    assert len(store.index) == count
+    assert store.delete(["x"]) is True
+    assert len(store.index) == count - 1
     assert store.delete() is True
     assert (len(store.index), store.similarity_search("abc")) == (0, [])
-    assert store.add_texts(["abc"], [None], ids=["x"]) == ["x"]
+    assert store.add_texts(["abc"], ids=["x"]) == ["x"]
+
+
+def test_metadata_may_be_none(store):
+    store.add_texts(["abc"], [None], ids=["x"])
     assert store.get_by_ids(["x"])[0].metadata == {}
 
 
