@@ -155,4 +155,3 @@ def test_a_threshold_for_one_call_does_not_split_the_batch(gate, router, call):
     assert gate.calls == [["unknown a", "b"]]
     strict = RetrievalGate(gate, threshold=0.9)  # a call's threshold overrides the field's
     assert [d.threshold for d in call(strict, ["b", "c"], [{}, configs[0]])] == [0.9, 0.1]
-    assert "retrieval_threshold" in [spec.id for spec in router.config_specs]

@@ -150,16 +150,13 @@ def test_a_graph_cannot_be_judged_by_its_first_words(wrap):
     with pytest.raises(ConfigurationError, match=r"a graph streams .* Hint: .*agent\.invoke, agent\.ainvoke"):
         gate.route(retrieve=agent, direct=agent, answer_first=True)
     state = {"messages": [HumanMessage("known?")]}
-    answer = gate.route(retrieve=agent, direct=agent).invoke(state)
-    assert answer["messages"][-1].text == "answer after known?"
     judged = gate.route(retrieve=agent, direct=function, answer_first=True)
     assert judged.invoke(state) == "answer after known?"
 
 
 def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():
-    for question in ("known?", "unknown?"):
-        with pytest.raises(UnknownNameError, match=r"'serch_docs'.*Did you mean search_docs\?"):
-            ask(agent_of(Agent(), tools=["serch_docs"]), question)
+    with pytest.raises(UnknownNameError, match=r"'serch_docs'.*Did you mean search_docs\?"):
+        ask(agent_of(Agent(), tools=["serch_docs"]), "unknown?")
     without = changing(lambda request: {"tools": [t for t in request.tools if t.name != "search_docs"]})
     agent = agent_of(Agent(), without, tools=[search_docs])
     assert ask(agent, "known?")["retrieval_decision"].retrieve is False

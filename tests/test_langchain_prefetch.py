@@ -57,11 +57,8 @@ def test_a_router_searches_while_an_answer_is_judged_wherever_its_retriever_stan
         retrieve=chain(search), direct=lambda value: f"direct {value['input']}", answer_first=PREFETCH
     )
     assert call(router, {"input": "unknown?"}) == "about unknown?"
-    for known in ("known?", "broken, but known?"):
-        assert call(router, {"input": known}) == f"direct {known}"
-    with pytest.raises(OSError, match="index gone"):
-        call(router, {"input": "broken and unknown?"})
-    assert len(search.queries) == 4
+    assert call(router, {"input": "known?"}) == "direct known?"
+    assert search.queries == ["unknown?", "known?"]
 
 
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=list(CHAINS))

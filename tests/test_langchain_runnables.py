@@ -90,8 +90,6 @@ def test_configurable_fields():
         assert gate.invoke("a", {"configurable": given}).retrieve is retrieve
     with pytest.raises(UnknownNameError):
         gate.invoke("a", {"configurable": {"gate": "constnt"}})
-    guarded = RetrievalGate(Judge()).guard(Search()).configurable_fields(k=ConfigurableField(id="k"))
-    assert len(guarded.invoke("unknown?", {"configurable": {"k": 1}})) == 1
 
 
 CONFIG = {"configurable": {"retrieval_threshold": 0.9}, "tags": ["mine"], "metadata": {"tenant": "a"}}
@@ -117,7 +115,6 @@ def test_what_is_made_from_a_gate_with_a_config_has_that_config(call, make):
     gate_run, *_ = runs_named("RetrievalGate", collector.traced_runs)
     assert (search.queries, len(judge.calls)) == (["b"], 1), "its threshold is 0.9"
     assert ("mine" in gate_run.tags, gate_run.metadata["tenant"]) == (True, "a")
-    assert all("mine" not in run.tags for run in runs_named("Search", collector.traced_runs))
     call(made, "c", {"configurable": {"retrieval_threshold": 0.1}})
     assert search.queries[1:] == [] or make is MADE["look first"], "a call's own threshold counts more"
 
@@ -235,8 +232,6 @@ def test_a_copy_with_other_arms_runs_these(answer_first):
     copied = router.model_copy(update=new)
     for chain, age in ((copied, "new"), (router, "old")):
         assert [chain.invoke("unknown?"), chain.invoke("b")] == [age, f"{age} b"]
-    copied.direct, copied.retrieve = old["direct"], old["retrieve"]
-    assert [copied.invoke("unknown?"), copied.invoke("b")] == ["old", "old b"]
 
 
 # --- shown and described -----------------------------------------------------------------------------------
