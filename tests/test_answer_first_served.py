@@ -93,16 +93,3 @@ async def test_nothing_is_left_of_awaited_calls(chat):
     assert sum(not done["whole"] for done in llm.calls) == 4
     await asyncio.get_running_loop().shutdown_default_executor()  # a loop keeps threads for its own calls
     assert (connections(llm.url), new_threads(before)) == (0, set())
-
-
-def test_nothing_is_left_of_blocking_calls(chat):
-    llm = chat(24)
-    router, before = routed(llm), set(threading.enumerate())
-    chunks = router.stream(LONG)
-    next(chunks)
-    chunks.close()
-    assert len(list(router.stream(LONG))) > 8
-    assert [decision.retrieve for decision in router.stream(UNKNOWN)] == [True]
-    wait_until_freed(llm.url)
-    assert len(llm.calls) == 3
-    assert (connections(llm.url), new_threads(before)) == (0, set())

@@ -191,8 +191,10 @@ def test_arms_get_the_condensed_question_under_a_key_that_is_asked_for(call, ans
         return condense_to_unknown(messages)
 
     gate = RetrievalGate(judge, condense=condense)
-    found = call(router_with_key(gate, **options), [value for value, _ in CONDENSED])
+    asked = [*(value for value, _ in CONDENSED), {"nothing": 1}]
+    *found, error = call(router_with_key(gate, **options), asked, return_exceptions=True)
     assert found == [expected for _, expected in CONDENSED]
+    assert isinstance(error, InvalidQuestionError)
     assert condensed == [3, 3], "once a follow-up"
     assert judge.questions[:4] == [STANDALONE, STANDALONE, "known?", "known?"]
 

@@ -48,10 +48,6 @@ def asks_the_big_one(value):
     return BIG.invoke(value)
 
 
-def asks_itself(value):
-    return BIG.invoke(value["question"]) if value.get("again") else ITSELF.invoke(value | {"again": True})
-
-
 def asks_another(value):
     return ANOTHER.invoke(value)
 
@@ -60,7 +56,7 @@ def asks_back(value):
     return BACK.invoke(value)
 
 
-ITSELF, BACK = RunnableLambda(asks_itself), RunnableLambda(asks_another)
+BACK = RunnableLambda(asks_another)
 ANOTHER = SMALL | RunnableLambda(asks_back)
 
 ARMS = {
@@ -84,7 +80,6 @@ ARMS = {
     "the last of two": (PROMPT | SMALLEST | StrOutputParser() | PROMPT | BIG, "gpt-4o"),
     "a branch": (RunnableBranch((lambda x: True, PROMPT | BIG), PROMPT | SMALL), "gpt-4o-mini"),
     "a function around it": (RunnableLambda(asks_the_big_one), "gpt-4o"),
-    "a function that calls itself": (ITSELF, "gpt-4o"),
     "functions that call each other": (BACK, "gpt-4o-mini"),
     "a function": (RunnableLambda(lambda value: "x"), ""),
     "Azure, by its model": (
