@@ -29,8 +29,8 @@ ARMS = {
     "a branch": lambda gate: (
         {"found": gate.guard(Search())} | RunnableLambda(lambda all: texts(all["found"]))
     ),
-    "called by a function": lambda gate: RunnableLambda(
-        lambda asked: texts(gate.guard(Search()).invoke(asked))
+    "called by a function": lambda gate: (
+        RunnableLambda(lambda asked: gate.guard(Search()).invoke(asked)) | texts
     ),
     "with fallbacks": lambda gate: gate.guard(Search()).with_fallbacks([Search()]) | texts,
     "with a name": lambda gate: gate.guard(Search()).with_config(run_name="guard") | texts,
@@ -61,26 +61,17 @@ def test_what_runs_in_the_retrieve_arm_takes_the_decision_and_the_draft(call, ar
     assert len(judge.calls) == 2
 
 
-def ends(found):
-    return RunnableLambda(lambda given: [document.page_content for each in found(given) for document in each])
+def all_texts(searches):
+    return [text for documents in searches for text in texts(documents)]
 
 
 AHEAD = {
-    "the guard": lambda gate: gate.guard(Search()) | ends(lambda found: [found]),
-    "a branch": lambda gate: {"found": gate.guard(Search())} | ends(lambda found: [found["found"]]),
-    "with a name": lambda gate: (
-        gate.guard(Search()).with_config(run_name="guard") | ends(lambda found: [found])
-    ),
-    "called by a function": lambda gate: (
-        RunnableLambda(lambda asked: gate.guard(Search()).invoke(asked)) | ends(lambda found: [found])
-    ),
-    "a guard in a guard": lambda gate: gate.guard(gate.guard(Search())) | ends(lambda found: [found]),
-    "a rewriter": lambda gate: ClaimQueryRewriter(gate) | Search().map() | ends(lambda found: found),
+    **{name: ARMS[name] for name in ("the guard", "a branch", "with a name", "called by a function")},
+    "a guard in a guard": lambda gate: gate.guard(gate.guard(Search())) | texts,
+    "a rewriter": lambda gate: ClaimQueryRewriter(gate) | Search().map() | all_texts,
     # Regression: the gate decided about each of the other questions, and for a known one nothing was found.
     "other questions": lambda gate: (
-        RunnableLambda(lambda asked: [asked, f"{asked} known"])
-        | gate.guard(Search()).map()
-        | ends(lambda found: found)
+        RunnableLambda(lambda asked: [asked, f"{asked} known"]) | gate.guard(Search()).map() | all_texts
     ),
 }
 LOOKS = {
