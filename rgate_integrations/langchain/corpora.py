@@ -20,7 +20,14 @@ from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.langchain.chat_models import as_runnable, list_parts, runnables_in
 from rgate_integrations.langchain.decisions import read_bound
-from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, run_batch, run_batches
+from rgate_integrations.langchain.runnable import (
+    FlowRetriever,
+    FlowRunnable,
+    Run,
+    TypedByPart,
+    run_batch,
+    run_batches,
+)
 from rgate_integrations.prompts import format_passages
 from rgate_integrations.runtime.flow import Flow
 
@@ -84,7 +91,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
         return list(map(self.merge, results))
 
 
-class CorpusChain(PerCorpus[Input, Output]):
+class CorpusChain(TypedByPart, PerCorpus[Input, Output]):
     """Runs the chain of the best corpus that the decision names, or the first chain if it names none.
 
     `RetrievalGate.route` makes one from ``retrieve={"docs": chain, "hr": chain}``. It may also be part of an arm.
@@ -95,22 +102,9 @@ class CorpusChain(PerCorpus[Input, Output]):
     """
 
     @property
-    def InputType(self) -> Any:
-        """The input type of the first chain."""
-        return next(iter(self.parts.values())).InputType
-
-    @property
-    def OutputType(self) -> Any:
-        """The output type of the first chain."""
-        return next(iter(self.parts.values())).OutputType
-
-    def get_input_schema(self, config: RunnableConfig | None = None) -> Any:
-        """Return the input schema of the first chain."""
-        return next(iter(self.parts.values())).get_input_schema(config)
-
-    def get_output_schema(self, config: RunnableConfig | None = None) -> Any:
-        """Return the output schema of the first chain."""
-        return next(iter(self.parts.values())).get_output_schema(config)
+    def typed_part(self) -> Runnable[Any, Any]:
+        """The first chain."""
+        return next(iter(self.parts.values()))
 
     def choose(self, config: RunnableConfig) -> tuple[str, ...]:
         """Return the corpus whose chain runs; it has none if the decision names only corpora without one."""

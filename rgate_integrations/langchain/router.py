@@ -37,7 +37,7 @@ from rgate_integrations.langchain.decisions import (
     read_threshold,
 )
 from rgate_integrations.langchain.questions import GateCall, condense_follow_ups
-from rgate_integrations.langchain.runnable import FlowRunnable, Run, run_batch, run_batches
+from rgate_integrations.langchain.runnable import FlowRunnable, Run, TypedByPart, run_batch, run_batches
 from rgate_integrations.langchain.search_ahead import RetrieverRuns, run_search, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
@@ -45,7 +45,7 @@ CANCELLATION = "by the retrieval gate: the search was not needed"
 _MAX_OPEN_ANSWERS = 32  # of a batch without ``max_concurrency``
 
 
-class RetrievalRouter(FlowRunnable[Input, Output]):
+class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
     """Sends each input to the retrieve arm or the direct arm; `RetrievalGate.route` makes one.
 
     Without answer first and look first, a batch of any size calls the gate once, and runs each arm on one
@@ -147,22 +147,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         return {"strategy": Strategy} if self.strategy else {}
 
     @property
-    def InputType(self) -> Any:
-        """The input type of the retrieve arm."""
-        return self.retrieve.InputType
-
-    @property
-    def OutputType(self) -> Any:
-        """The output type of the retrieve arm."""
-        return self.retrieve.OutputType
-
-    def get_input_schema(self, config: RunnableConfig | None = None) -> Any:
-        """Return the input schema of the retrieve arm."""
-        return self.retrieve.get_input_schema(config)
-
-    def get_output_schema(self, config: RunnableConfig | None = None) -> Any:
-        """Return the output schema of the retrieve arm."""
-        return self.retrieve.get_output_schema(config)
+    def typed_part(self) -> Runnable[Any, Any]:
+        """The retrieve arm."""
+        return self.retrieve
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""

@@ -153,6 +153,33 @@ def _make_runs(
     return [Run(*row, options) for row in zip(values, configs, managers, strict=True)]
 
 
+class TypedByPart:
+    """Mixin for a `FlowRunnable` that takes and returns what one of its parts does."""
+
+    @property
+    @abstractmethod
+    def typed_part(self) -> Runnable[Any, Any]:
+        """The part whose types and schemas it has."""
+
+    @property
+    def InputType(self) -> Any:
+        """The part's input type."""
+        return self.typed_part.InputType
+
+    @property
+    def OutputType(self) -> Any:
+        """The part's output type."""
+        return self.typed_part.OutputType
+
+    def get_input_schema(self, config: RunnableConfig | None = None) -> Any:
+        """Return the part's input schema."""
+        return self.typed_part.get_input_schema(config)
+
+    def get_output_schema(self, config: RunnableConfig | None = None) -> Any:
+        """Return the part's output schema."""
+        return self.typed_part.get_output_schema(config)
+
+
 class FlowRetriever(BaseRetriever):
     """Mixin that makes a `FlowRunnable` a LangChain retriever."""
 
