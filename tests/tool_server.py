@@ -1,7 +1,7 @@
 """An OpenAI-compatible server on loopback that really calls tools, by rules instead of a model.
 
-It calls ``search_docs`` for a question with "unknown" in it and ``add`` for one with "sum", if it may; after a tool
-it says what the tool said. Else it writes `KNOWN` or `UNSURE`.
+It calls ``search_docs`` for a question with "unknown" in it, if it may; after a tool it says what the tool said.
+Else it writes `KNOWN` or `UNSURE`.
 """
 
 import json
@@ -30,8 +30,6 @@ class Rules(ScriptedUpstream):
             return _words(said if question.startswith("Observation") else action)
         if "unknown" in question and "search_docs" in tools:
             return _call("search_docs", {"query": question})
-        if "sum" in question and "add" in tools:
-            return _call("add", {"a": 1, "b": 2})
         return _words(answer_to(question))
 
 
