@@ -170,8 +170,9 @@ _CODE_POINT = re.compile(r"\\[uUx]\{?([0-9a-fA-F]{2,8})\}?")
 def plain_text(text: str) -> str:
     r"""Return a text in the plain letters that a person sees; the text itself if nothing would remain.
 
-    >>> plain_text("Ｗｈｅｎ is my 𝐛𝐢𝐥\u200b𝐥 due? 😀😀😀😀")
-    'When is my bill due?'
+    Examples:
+        >>> plain_text("Ｗｈｅｎ is my 𝐛𝐢𝐥\u200b𝐥 due? 😀😀😀😀")
+        'When is my bill due?'
     """
     # The usual case, which needs none of this.
     if text.isascii():
@@ -185,8 +186,9 @@ def plain_text(text: str) -> str:
 def detect_encoding(text: str) -> str:
     """Return the encoding in which a text hides words from models, such as ``base64``; empty if it hides none.
 
-    >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
-    'base64'
+    Examples:
+        >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
+        'base64'
     """
     text = _ADDRESS.sub(" ", text)  # a URL may be full of escapes without hiding anything
     for name, pattern in _ENCODED.items():
