@@ -194,7 +194,10 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
     real = expand(target).resolve()  # so that a link and its target have the same lock
     path = real.with_name(f".{real.name}.lock")
     lock = FileLock(path)
-    if os.path.isfile(path) and os.path.getsize(path) > 0:  # a user's own file, which we must not remove
+    is_taken = False
+    with suppress(OSError):  # usually there is no such file, or it goes away just now
+        is_taken = path.stat().st_size > 0
+    if is_taken:  # a user's own file, which we must not remove
         raise WriteError(
             f"{str(target)!r} could not be written: the name of its lock file, {str(path)!r}, is taken.",
             hint=f"Move or rename {path.name!r}, or choose another path to write to.",
