@@ -52,16 +52,7 @@ def asks_itself(value):
     return BIG.invoke(value["question"]) if value.get("again") else ITSELF.invoke(value | {"again": True})
 
 
-def asks_another(value):
-    return ANOTHER.invoke(value)
-
-
-def asks_back(value):
-    return BACK.invoke(value)
-
-
-ITSELF, BACK = RunnableLambda(asks_itself), RunnableLambda(asks_another)
-ANOTHER = SMALL | RunnableLambda(asks_back)
+ITSELF = RunnableLambda(asks_itself)
 
 ARMS = {
     "a model": (BIG, "gpt-4o"),
@@ -85,7 +76,6 @@ ARMS = {
     "a branch": (RunnableBranch((lambda x: True, PROMPT | BIG), PROMPT | SMALL), "gpt-4o-mini"),
     "a function around it": (RunnableLambda(asks_the_big_one), "gpt-4o"),
     "a function that calls itself": (ITSELF, "gpt-4o"),
-    "functions that call each other": (BACK, "gpt-4o-mini"),
     "a function": (RunnableLambda(lambda value: "x"), ""),
     "Azure, by its model": (
         AzureChatOpenAI(

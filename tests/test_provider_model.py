@@ -18,7 +18,6 @@ from tests.langchain_fakes import INVOKES, SINGLES, each
 from tests.provider_servers import THINKING, Anthropic, Chat, Gemini, Ollama, Responses, Tags, Uncounted
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_ability_measured import flat  # noqa: F401  a fixture
-from tests.test_tuning_command import command  # noqa: F401  a fixture
 
 pytest.importorskip("langchain", reason="comes with the langchain-agents extra")
 from langchain.chat_models import init_chat_model
