@@ -1,12 +1,9 @@
 """The encoder: its tokens and numbers, what they do not depend on, and what happens without its files."""
 
 import json
-import os
-import random
 import shutil
 import subprocess
 import sys
-import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -47,7 +44,6 @@ from rgate_integrations.models.encoder_file import (
 )
 from rgate_integrations.models.sources import fetch_files
 from rgate_integrations.runtime.files import write_folder
-from rgate_integrations.runtime.segments import join_segments
 from tests.damaged import with_damage, zeroed
 
 TEXTS = [
@@ -63,55 +59,33 @@ TEXTS = [
     "<s> half a pair \ud800, nothing \x00, and a joined \N{THUMBS UP SIGN}\U0001f3fd",
     "The parcel was sent to the depot and weighed before noon, as the list says. " * 40,
 ]
-QUESTION = "When is my bill due, and what did the plumber cost last year?"
-RANGES = [
-    *((0x20, 0x24F), (0x250, 0x36F), (0x370, 0x52F), (0x530, 0x6FF), (0x900, 0xDFF), (0xE00, 0xFFF)),
-    *((0x1000, 0x11FF), (0x1200, 0x17FF), (0x1E00, 0x1FFF), (0x2000, 0x27BF), (0x3000, 0x30FF), (0, 0x9F)),
-    *((0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0xF900, 0xFFEF), (0x1D400, 0x1D7FF), (0x1F300, 0x1FAFF)),
+SCRIPTS = [
+    "Когда нужно оплатить счёт № 12?",
+    "Πότε λήγει η σύμβαση;",
+    "המשלוח יצא אתמול?",
+    "ใบแจ้งหนี้ครบกำหนดเมื่อไหร่",
+    "請求書の支払期限はいつですか？",
+    "다음 회의는 언제입니까?",
+    "বিল কবে দিতে হবে?",
+    "எப்போது பணம் செலுத்த வேண்டும்?",
+    "Ｆｕｌｌ ｗｉｄｔｈ, ﬁgures ½ and 𝐛𝐨𝐥𝐝 letters",
+    "Zażółć gęślą jaźń; cæsar, naïve façade – “quoted” …",
+    "print(f'{x:>8}')  # tabs\tand\nlines",
+    "https://example.org/a?b=c&d=%20e 10:21 ERROR x.y: failed (3)",
 ]
+QUESTION = "When is my bill due, and what did the plumber cost last year?"
 PIECES = [
     ["▁Hi", "▁Anna", ",", "▁it", "▁rain", "ed", "."],
     ["我的", "账", "单", "什么时候", "到", "期", "?"],
     ["谢谢", "。"],
     ["▁Thanks", "!"],
 ]
-# What the rules of the vocabulary make white space, or nothing, of.
-INVISIBLE = "".join(
-    map(chr, [*range(1, 0x21), 0x7F, 0x8F, 0x9F, *range(0x200B, 0x2010), 0x2581, 0xFEFF, 0xFFFD])
-)
-
 RESIDENT = """
 from pathlib import Path
 from rgate_integrations.models.encoder import Encoder
 Encoder(Path({folder!r})).encode(["What is the capital of France?"])
 (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(int(line.split()[1]) / 1024)
-"""
-FORK = """
-import os, signal, threading
-from pathlib import Path
-import numpy as np
-from rgate_integrations.models.encoder import Encoder
-folder, texts = Path({folder!r}), ["Who wrote Hamlet?", "Wer schrieb Faust?"] * 20
-expected = Encoder.shared(folder).vectors(texts, "query: ")
-stop, busy = threading.Event(), threading.Semaphore(0)
-def read():
-    while not stop.is_set():
-        busy.release()
-        Encoder.shared(folder).vectors(texts, "query: ")
-threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for _ in range(4):
-    busy.acquire()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(600)
-        os._exit(0 if np.array_equal(Encoder.shared(folder).vectors(texts, "query: "), expected) else 3)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-stop.set()
-for thread in threads:
-    thread.join()
 """
 
 
@@ -164,47 +138,15 @@ def same(some, others):
 # --- its tokens --------------------------------------------------------------------------------------------------
 
 
-def varied_texts():
-    """Short and long texts of all scripts, of one or of several, with emoji and control characters."""
-    draw = random.Random(0)
-    for number in range(7_500):
-        ranges = RANGES if number % 4 == 0 else [RANGES[number % len(RANGES)]]
-        characters = []
-        for _ in range(draw.choice([1, 2, 5, 20, 100, 400])):
-            character = chr(draw.randint(*draw.choice(ranges)))
-            characters.append(draw.choice(" ae.?") if draw.random() < 0.15 else character)
-        yield "".join(characters)
-
-
-def combines(text):
-    """Whether a mark changes what stands before it: there `tokenizers` does not follow the vocabulary's rules."""
-    for one, other in pairwise(text):
-        is_mark = (
-            unicodedata.category(other).startswith("M") or "\u1160" <= other < "\u1200" or other > "\uff9d"
-        )
-        if is_mark and unicodedata.normalize("NFKC", one + other) != one + other:
-            return True
-    return False
-
-
 @pytest.mark.model
 def test_tokens_are_those_of_tokenizers(encoder, source):
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(next(source.rglob(TOKENIZER))))
-    tokenizer.encode_special_tokens = True  # in a text nothing is a control token
-    score = encoder._tokens.get_score
-    compared = 0
-    for text in [*TEXTS[:9], *filter(lambda text: not combines(text), varied_texts())]:
-        text = " ".join(text.split())
-        found = encoder.ids(text)
-        words = text.strip(INVISIBLE)
-        wanted = tokenizer.encode(words, add_special_tokens=False).ids if words else []
-        if found != wanted:  # two ways to split it that are as likely
-            assert sum(map(score, found)) == pytest.approx(sum(map(score, wanted)), abs=1e-4), ascii(text)
-        else:
-            compared += 1
-    assert compared >= 5_000
+    for text in [*TEXTS[:9], *SCRIPTS]:
+        words = " ".join(text.split())
+        expected = tokenizer.encode(words, add_special_tokens=False).ids if words else []
+        assert encoder.ids(words) == expected, text
 
 
 @pytest.mark.model
@@ -336,16 +278,6 @@ def test_a_part_without_tokens_has_those_of_its_neighbour(encoder):
     assert np.isfinite(long.segments).all()
 
 
-@pytest.mark.model
-def test_segments_mean_much_the_same_across_windows(encoder):
-    lines = [f"Parcel {i} was sent to the depot and weighed before noon." for i in range(120)]
-    text, parts = join_segments([[line] for line in lines])
-    (found,) = encoder.encode([text], [parts])
-    assert found.prompt_tokens > 3 * 512
-    near = cosines(found.segments[1:, 0], found.segments[:-1, 0])
-    assert near.min() > 0.8  # also where one window ends and another begins
-
-
 @given(st.integers(0, 3_072), st.lists(st.integers(0, 3_071), max_size=6), st.integers(2, 8))
 def test_every_token_counts_in_one_window(count, cuts, before):
     ids = [0] * before + list(range(1, count + 1)) + [2]
@@ -431,11 +363,3 @@ def test_only_the_rows_of_tokens_that_occur_are_in_memory(encoder):
     code = RESIDENT.format(folder=str(cached_path(ENCODER)))
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(found.stdout) < 190
-
-
-@pytest.mark.model
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_reads_the_same(encoder):
-    code = FORK.format(folder=str(cached_path(ENCODER)))
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout) == (0, "0\n" * 4), found.stderr

@@ -6,8 +6,8 @@ import pytest
 from rgate_integrations import Draft
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.base import PooledLayer, RequestLayers
-from rgate_integrations.models.download import cached_path, download
-from rgate_integrations.models.encoder import ENCODER, Encoder, EncoderProxy
+from rgate_integrations.models.download import download
+from rgate_integrations.models.encoder import ENCODER, EncoderProxy
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 
@@ -22,15 +22,6 @@ TEXTS = [
     "The parcel was sent to the depot and weighed before noon, as the list says. " * 40,
     "<s> 🙂 \ud800",
 ]
-
-
-class On(EncoderProxy):
-    """A proxy of an encoder that is given."""
-
-    encoder = None
-
-    def __init__(self, encoder):
-        self.encoder = encoder
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +47,6 @@ def test_it_reads_no_begun_answer():
     with pytest.raises(EvidenceError, match="not drafts or partial answers") as caught:
         EncoderProxy().hidden(ANSWER, [{"question": "Who?"}], [Draft(text="Bo")], LAYERS)
     assert "smollm2-135m-instruct" in caught.value.hint
-
-
-@pytest.mark.model
-def test_segments_have_the_same_states_in_any_batch_and_with_any_threads(proxy):
-    alone = [read(proxy, [text])[0] for text in TEXTS]
-    others = [On(Encoder(cached_path(ENCODER), threads=threads)) for threads in (1, 3)]
-    for each, times in ((proxy, 3), *((other, 1) for other in others)):
-        for one, other in zip(read(each, TEXTS * times), alone * times, strict=True):
-            assert np.array_equal(one.segments, other.segments)
-            assert np.array_equal(one.whole, other.whole)
-            assert one.prompt_tokens == other.prompt_tokens
 
 
 @pytest.mark.model

@@ -20,7 +20,6 @@ from rgate_integrations import load_gate
 from rgate_integrations.errors import (
     ChecksumError,
     DownloadError,
-    MissingDependencyError,
     ModelLoadError,
     RGateError,
 )
@@ -173,31 +172,18 @@ def test_of_many_threads_one_fetches_and_the_others_use_it(fetcher, capfd):
     assert capfd.readouterr().err.count(", once, to") == 2
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "message"),
-    [
-        (DownloadError("No network.", hint="Get one."), DownloadError, "No network."),
-        (ChecksumError("Not the pinned one.", hint="Do not use it."), ChecksumError, "Not the pinned one."),
-        (MissingDependencyError("torch", hint="pip install"), MissingDependencyError, "torch"),
-    ],
-)
-def test_what_failed_is_not_tried_again_for_five_minutes(fetcher, monkeypatch, caplog, error, kind, message):
-    clock, fetcher.error = Clock(), error
+def test_what_failed_is_not_tried_again_for_five_minutes(fetcher, monkeypatch, caplog):
+    clock, fetcher.error = Clock(), ChecksumError("Not the pinned one.", hint="Do not use it.")
     monkeypatch.setattr(download_module, "time", SimpleNamespace(monotonic=clock))
     look = partial(fetch_path, MINILM, "embedder")
-    errors = [fails(look, kind) for _ in range(3)]
-    again = (
-        f"{message.removesuffix('.')}. That was less than 5 minutes ago; the download was not tried again."
-    )
-    assert [each.message for each in errors] == [message, again, again]
-    now = f"{error.hint} To try again now, run `rgate download {MINILM}`."
-    assert [each.hint for each in errors] == [error.hint, now, now]
-    assert len(set(map(id, errors))) == 3, "no two callers share a traceback"
+    assert fails(look, ChecksumError) is fetcher.error
+    for seconds in (0, 299):
+        clock.now += seconds
+        again = fails(look, DownloadError)
+        assert again.message.endswith("could not be downloaded less than 5 minutes ago: Not the pinned one.")
+        assert again.hint == f"To try again now, run `rgate download {MINILM}`."
     assert len(fetcher.asked) == 1
     assert caplog.text.count("next attempt after 5 minutes") == 1
-    clock.now += 299
-    fails(look, kind)
-    assert len(fetcher.asked) == 1
     clock.now += 1
     fetcher.error = None
     assert look() == fetcher.cache / MINILM
@@ -221,9 +207,8 @@ def test_a_failed_download_retrieves_and_costs_one_attempt(fetcher):
     gate = load_gate()
     decisions = [gate.decide("What is the capital of France?"), gate.decide("x " * 5_000)]
     decisions += gate.decide_batch(["a?", "b?"])
-    assert {(each.retrieve, each.error.type, each.error.message[:11]) for each in decisions} == {
-        (True, "DownloadError", "No network.")
-    }
+    assert {(each.retrieve, each.error.type) for each in decisions} == {(True, "DownloadError")}
+    assert all("No network." in each.error.message for each in decisions)
     assert fetcher.asked == [ENCODER]
 
 
@@ -286,52 +271,5 @@ def test_a_script_that_ends_during_a_download_leaves_nothing_half_made(tmp_path,
     )
     assert done.stdout == "DecisionTimeoutError\n"
     assert done.returncode == (0 if not end else -2), done.stderr
-    assert done.stderr.startswith(
-        f"rgate: downloading the gate's model {ENCODER} (95 MB, or 488 MB from the Hub), once"
-    )
+    assert done.stderr.startswith(f"rgate: downloading the gate's model {ENCODER} (95 MB), once")
     assert {path.name for path in tmp_path.iterdir()} <= {f".tmp-{ENCODER}", f".{ENCODER}.lock"}
-
-
-ONE_OF_TWO = """
-import os, time
-from pathlib import Path
-from rgate_integrations.models import download
-
-def fetch(item, source, folder):
-    with open("fetched", "a") as file:
-        file.write("once ")
-    while not Path("go").exists():
-        time.sleep(0.01)
-    return folder
-
-def make(item, fetched, scratch):
-    (scratch / "made").mkdir()
-    (scratch / "made" / "file").write_text("whole")
-    return scratch / "made"
-
-download.fetch_files, download._make_folder = fetch, make
-print((download.fetch_path("all-minilm-l6-v2", "embedder") / "file").read_text())
-"""
-
-
-def test_of_two_processes_one_fetches_and_the_other_uses_it(tmp_path, online):
-    environment = {
-        **os.environ,
-        "RGATE_CACHE": str(tmp_path / "cache"),
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-    }
-    start = partial(
-        subprocess.Popen,
-        [sys.executable, "-c", ONE_OF_TWO],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    both = [start(), start()]
-    for process in both:  # neither finds it
-        assert process.stderr.readline() == LINE.format(tmp_path / "cache" / MINILM)
-    (tmp_path / "go").touch()
-    assert [process.communicate(timeout=60) for process in both] == [("whole\n", "")] * 2
-    assert (tmp_path / "fetched").read_text() == "once "

@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.runtime.letters import detect_encoding, plain_text
+from rgate_integrations.runtime.text import detect_encoding, plain_text
 
 
 def bold(text):

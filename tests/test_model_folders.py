@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -171,13 +170,6 @@ def test_a_damaged_configuration_of_an_adapter_is_named(llm, tmp_path, config):
         load_adapter(load(llm), folder, "own")
 
 
-def test_an_error_without_a_message_is_named_by_its_type(llm, monkeypatch):
-    fail = Mock(side_effect=NotImplementedError)
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fail)
-    with pytest.raises(ModelLoadError, match="could not be loaded: NotImplementedError"):
-        load(llm)
-
-
 def test_a_pickle_beside_safetensors_is_not_read(llm):
     (llm / "pytorch_model.bin").write_bytes(b"not to be read")
     assert load(llm).config.hidden_size == 32
@@ -227,16 +219,18 @@ def identity(folder):
     return SentenceEmbedder(str(folder)).identity
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "1_Pooling/config.json"])
-def test_a_change_of_equal_size_changes_the_identity(embedder, tmp_path, name):
-    assert identity(with_damage(embedder, tmp_path / "changed", name, flipped)) != identity(embedder)
-
-
-def test_what_does_not_change_vectors_does_not_change_the_identity(embedder, tmp_path):
-    moved = shutil.copytree(embedder, tmp_path / "moved")
-    (moved / "README.md").write_text("Another one.")
-    (moved / "model.safetensors").touch()
-    assert identity(moved) == identity(embedder)
+@pytest.mark.parametrize(
+    ("name", "is_same"),
+    [
+        ("model.safetensors", False),
+        ("tokenizer.json", False),
+        ("1_Pooling/config.json", False),
+        ("README.md", True),
+    ],
+)
+def test_a_change_of_equal_size_changes_the_identity(embedder, tmp_path, name, is_same):
+    changed = with_damage(embedder, tmp_path / "changed", name, flipped)
+    assert (identity(changed) == identity(embedder)) is is_same
 
 
 def test_an_index_of_changed_weights_is_to_be_built_again(embedder, tmp_path):

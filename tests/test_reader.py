@@ -217,16 +217,11 @@ def test_missing_and_damaged_files_are_noticed(reader, tmp_path, name, damage, s
     assert f"rgate download {READER}" in caught.value.hint
 
 
-def test_without_its_file_or_onnx_runtime_every_question_is_retrieved_for(tmp_path, monkeypatch):
+def test_without_its_file_every_question_is_retrieved_for(tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     decision = load_gate("default-answer").decide("What is the capital of France?", draft="Paris")
     assert decision.retrieve
     assert f"rgate download {READER}" in str(decision.error)
-    (tmp_path / READER_WEIGHTS).touch()
-    (tmp_path / TOKENIZER).touch()
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # its import fails, as on a CPU that it refuses
-    with pytest.raises(ModelLoadError, match="could not be loaded"):
-        Reader(tmp_path)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 30.0]))

@@ -6,7 +6,7 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ConfigurationError, NoAnswerError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, NoAnswerError
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
@@ -124,20 +124,17 @@ def test_the_ability_is_that_of_the_answers(ability, dialect):
 @dialects
 def test_where_every_answer_is_cut_off_nothing_is_measured(ability, dialect, tmp_path):
     """Where nothing shows that it thinks, that is known by the end."""
-    server = ThinkingServer(dialect)
-    done = ability(server, "--thinking-tokens", 20)
+    done = ability(ThinkingServer(dialect), "--thinking-tokens", 20)
     assert isinstance(done.exception, NoAnswerError)
     is_shown = dialect != DIALECTS["a tag that the prompt opens"]
     assert ("Giving up" in str(done.exception)) == is_shown
     assert "thinking" in done.exception.hint
     assert not (tmp_path / "mine").exists()
-    if not is_shown:
-        return
-    assert len(Fake.seen) <= 2 * (STOP_AFTER + 4)
-    if dialect != "reasoning_content":
-        return  # where it does not think, all dialects are one
-    Fake.seen.clear()
-    assert "measured: 50 of 100" in ability(server, "--think", "off").stdout
+    assert not is_shown or len(Fake.seen) <= 2 * (STOP_AFTER + 4)
+
+
+def test_thinking_that_is_turned_off_costs_no_tokens(ability):
+    assert "measured: 50 of 100" in ability(ThinkingServer("reasoning_content"), "--think", "off").stdout
     kwargs = {"enable_thinking": False, "thinking": False}
     assert [body["chat_template_kwargs"] for _, body, _ in Fake.seen] == [kwargs] * 100
 
@@ -157,36 +154,27 @@ def test_what_is_refused_is_asked_for_once(ability):
     assert Fake.seen[-1][1].keys() == {"model", "messages", "max_completion_tokens"}
 
 
-def test_less_effort_is_asked_for_where_none_is_refused(ability):
-    class Efforts(ThinkingServer):
-        def __call__(self, body):
-            effort = body.get("reasoning_effort")
-            if effort in ("none", "minimal"):
-                return (
-                    400,
-                    f"Unsupported value: 'reasoning_effort' does not support {effort!r} with this model.",
-                )
-            return super().__call__(body)
+def test_less_effort_is_asked_for_where_none_is_refused(fake):
+    def reply(body):
+        effort = body["reasoning_effort"]
+        if effort in ("none", "minimal"):
+            return 400, f"Unsupported value: 'reasoning_effort' does not support {effort!r} with this model."
+        return answer()
 
-    server = Efforts("hidden", refuses={"chat_template_kwargs": "Unknown parameter: 'chat_template_kwargs'."})
-    done = ability(server, "--think", "off", "--extra-body", '{"top_p": 0.9}')
-    assert "thinking first" in done.stdout
-    last = Fake.seen[-1][1]
-    assert (last["reasoning_effort"], last["top_p"]) == ("low", 0.9)
-    assert len(Fake.seen) == 3 + 1 + 100
+    proxy = fake(reply, options=RequestOptions("off", extra={"top_p": 0.9}))
+    for _ in range(2):
+        proxy.generate(ANSWER, VALUES, tokens=9)
+    assert [body["reasoning_effort"] for _, body, _ in Fake.seen] == ["none", "minimal", "low", "low"]
+    assert Fake.seen[-1][1]["top_p"] == 0.9
 
 
 def test_a_question_about_a_parameter_is_not_taken_for_its_refusal(fake):
     """A server that quotes it refuses it for another reason; the next question is asked as ever."""
     asked = "How is temperature measured?"
-    proxy = fake(
-        lambda body: (400, f"too long: {asked}") if asked in str(body) else ThinkingServer(None)(body)
-    )
-    for question in (asked, *VALUES[0].values()):
-        try:
-            proxy.generate(ANSWER, [{"question": question}], tokens=9)
-        except Exception as error:
-            assert "too long" in str(error)  # noqa: PT017
+    proxy = fake(lambda body: (400, f"too long: {asked}") if asked in str(body) else answer())
+    with pytest.raises(EvidenceError, match="too long"):
+        proxy.generate(ANSWER, [{"question": asked}], tokens=9)
+    proxy.generate(ANSWER, VALUES, tokens=9)
     assert Fake.seen[-1][1]["temperature"] == 0.0
 
 

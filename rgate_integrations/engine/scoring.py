@@ -12,8 +12,8 @@ from rgate_integrations.gates.base import Gate, Score, ScoreSpec
 from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
 from rgate_integrations.gates.turns import resolve_turns
-from rgate_integrations.runtime.letters import detect_encoding, plain_text
 from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, segments
+from rgate_integrations.runtime.text import detect_encoding, plain_text
 
 MAX_READ_WHOLE = 2_500
 """Maximum length, in characters, of a request that is read completely. The gate learned from texts up to this long:

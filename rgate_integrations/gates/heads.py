@@ -27,8 +27,8 @@ from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.letters import detect_encoding
 from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
+from rgate_integrations.runtime.text import detect_encoding
 
 _MAX_SHOWN = 80  # characters of a segment in a reason
 # In a request with more questions, the heads may miss the one that needs a search, so it retrieves.

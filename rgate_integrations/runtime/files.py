@@ -194,14 +194,16 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
     real = expand(target).resolve()  # so that a link and its target have the same lock
     path = real.with_name(f".{real.name}.lock")
     lock = FileLock(path)
+    is_taken = False
+    with suppress(OSError):  # usually there is no such file, or it goes away just now
+        is_taken = path.stat().st_size > 0
+    if is_taken:  # a user's own file, which we must not remove
+        raise WriteError(
+            f"{str(target)!r} could not be written: the name of its lock file, {str(path)!r}, is taken.",
+            hint=f"Move or rename {path.name!r}, or choose another path to write to.",
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # the usual case: nothing has the lock
-            if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
-                raise WriteError(
-                    f"{str(target)!r} could not be written: the name of its lock file, {str(path)!r}, is taken.",
-                    hint=f"Move or rename {path.name!r}, or choose another path to write to.",
-                )
         lock.acquire(blocking=False)
     except Timeout as error:
         if waiting is None:
@@ -211,8 +213,6 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
             ) from error
         waiting()
         lock.acquire()
-    except WriteError:
-        raise
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise _write_error(Path(target), error) from error

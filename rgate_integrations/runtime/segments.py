@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.letters import UNSPACED
+from rgate_integrations.runtime.text import UNSPACED
 
 Range: TypeAlias = tuple[int, int]
 """Start and end of a range of characters or tokens, as in a slice."""

@@ -1,16 +1,27 @@
-"""Compares answers after SQuAD's normalisation, replaces lone surrogates, and redacts texts for logs."""
+"""Compares answers after SQuAD's normalisation, redacts texts for logs, and converts requests to plain letters.
+
+In plain letters, full-width, bold and similar letters become ordinary ones; invisible characters and runs of emoji
+are dropped. Encoded text is detected.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import html
 import re
 import string
+import unicodedata
 from collections.abc import Sequence
-from functools import cache
 from urllib.parse import unquote
 
 from rgate_integrations.errors import NoAnswerError
-from rgate_integrations.runtime.letters import UNSPACED
 from rgate_integrations.runtime.replies import describe_non_answer
+
+IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff"
+"""Kana and Han characters, for a regular expression."""
+UNSPACED = re.compile(rf"[{IDEOGRAPHS}\u0e00-\u0eff]")
+"""Matches a character of a script without spaces between words, such as Japanese or Thai."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 # As SQuAD does, "U.S." is "us". LLMs write typographic quotes and hyphens; gold answers, ASCII.
@@ -18,7 +29,6 @@ _DROPPED = string.punctuation + "‘’‚“”„«»´‐‑–"
 _SEPARATORS = "—…،؛؟۔।。、・「」『』《》（），：；！？"  # no white space follows them
 _PUNCTUATION = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SEPARATORS, " "))
 _MAX_LOGGED = 300  # characters
-_MAX_WORD = 32  # characters; a longer word may be an API key
 _SAY_NOTHING = re.compile(
     "an?|the|and|or|not?|of|in|on|at|to|for|from|with|by|as|is|are|was|be|its?|this|that|what|which|who|how"
     "|do(?:es)?|did|can|could|must|has|have|one|all|if|but|out|up|per|than|when|where|why|after|before|s"
@@ -26,7 +36,7 @@ _SAY_NOTHING = re.compile(
 """Words that reveal nothing about a private text, and that log messages need."""
 # Not every letter after a backslash: it may begin the name of a folder.
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|[bfnrt\W_])")
-_WORD = re.compile(r"\w+")
+_LONG_WORD = re.compile(r"\w{33,}")  # may be an API key
 _PART = re.compile(r"[^\W\d_]+|\d+")  # the parts of a word: "who_wrote_hamlet" has three
 
 
@@ -62,26 +72,19 @@ def redact(message: object, *private: object) -> str:
         "cannot parse 'Who … …?' ERROR forged"
     """
     text = " ".join(map(str, private)).casefold()
+    private_parts = set(_PART.findall(text))
 
-    @cache
-    def is_private(part: str) -> bool:
-        if _SAY_NOTHING.fullmatch(part):
-            return False
-        if len(part) > 2:  # also inside a longer word, which the library may have cut
-            return part in text
-        same = r"\d" if part.isdecimal() else r"[^\W\d_]"
-        return re.search(rf"{part}(?!{same})(?<!{same}{part})", text) is not None
+    def mask(match: re.Match[str]) -> str:
+        part = match.group().casefold()
+        # The library may have cut a word, so longer parts are also private inside one.
+        is_private = part in text if len(part) > 2 else part in private_parts
+        return "…" if is_private and not _SAY_NOTHING.fullmatch(part) else match.group()
 
-    def mask(word: re.Match[str]) -> str:
-        return "…" if len(word.group()) > _MAX_WORD else _PART.sub(mask_part, word.group())
-
-    def mask_part(part: re.Match[str]) -> str:
-        return "…" if is_private(part.group().casefold()) else part.group()
-
-    # Truncate last, because half of a private word would not be recognised.
     plain = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _MAX_LOGGED]))  # HTTP errors quote URLs
     printable = "".join(character if character.isprintable() else " " for character in plain)
-    return _WORD.sub(mask, " ".join(printable.split()))[:_MAX_LOGGED]
+    safe = _LONG_WORD.sub("…", " ".join(printable.split()))
+    # Truncate last, because half of a private word would not be recognised.
+    return _PART.sub(mask, safe)[:_MAX_LOGGED]
 
 
 def normalise_answers(answers: Sequence[str]) -> list[str]:
@@ -134,3 +137,83 @@ def matching_ratio(text: str, answers: Sequence[str]) -> float:
     """
     contained = [contains_answer(text, answer) for answer in answers if normalise(answer)]
     return sum(contained) / max(len(contained), 1)
+
+
+# --- letters ---------------------------------------------------------------------------------------------------
+
+# Minimum number of consecutive escapes that count as hidden text. Fewer occur in ordinary text.
+_MIN_ESCAPES = 12
+# Full-width punctuation, which ends sentences in ordinary Chinese and Japanese.
+_MARKS = re.compile("([\u2026\u3001-\u303f\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f\uff5e-\uff65])")
+# Unicode's Default_Ignorable_Code_Point. Scripts from Hebrew to Khmer and Meetei need zero-width
+# joiners and non-joiners for spelling, so these are kept there.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    "|(?<![\u0590-\u1cff\ua800-\uabff])[\u200c\u200d]"
+)
+_EMOJI_RUN = re.compile("(?:[\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff]\\s*){3,}")
+_ADDRESS = re.compile(r"\b(?:https?://|www\.)\S+", re.IGNORECASE)
+_ENCODED = {
+    "HTML entities": re.compile(
+        rf"(?:&(?:#\d{{1,7}}|#[xX][0-9a-fA-F]{{1,6}}|\w{{1,8}});\s?){{{_MIN_ESCAPES},}}"
+    ),
+    "percent escapes": re.compile(rf"(?:%[0-9a-fA-F]{{2}}\s?){{{_MIN_ESCAPES},}}"),
+    "backslash escapes": re.compile(
+        rf"(?:\\(?:u[0-9a-fA-F]{{4}}|u\{{[0-9a-fA-F]{{1,6}}\}}|U[0-9a-fA-F]{{8}}|x[0-9a-fA-F]{{2}})\s?){{{_MIN_ESCAPES},}}"
+    ),
+    "base64": re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}"),
+}
+_CODE_POINT = re.compile(r"\\[uUx]\{?([0-9a-fA-F]{2,8})\}?")
+
+
+def plain_text(text: str) -> str:
+    r"""Return a text in the plain letters that a person sees; the text itself if nothing would remain.
+
+    Examples:
+        >>> plain_text("Ｗｈｅｎ is my 𝐛𝐢𝐥\u200b𝐥 due? 😀😀😀😀")
+        'When is my bill due?'
+    """
+    # The usual case, which needs none of this.
+    if text.isascii():
+        return text
+    # Punctuation is kept as is: NFKC would turn the full-width marks that end Chinese sentences into ASCII.
+    parts = _MARKS.split(_INVISIBLE.sub("", text))
+    parts[::2] = [unicodedata.normalize("NFKC", part) for part in parts[::2]]
+    return _EMOJI_RUN.sub(" ", "".join(parts)).strip() or text
+
+
+def detect_encoding(text: str) -> str:
+    """Return the encoding in which a text hides words from models, such as ``base64``; empty if it hides none.
+
+    Examples:
+        >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
+        'base64'
+    """
+    text = _ADDRESS.sub(" ", text)  # a URL may be full of escapes without hiding anything
+    for name, pattern in _ENCODED.items():
+        for match in pattern.finditer(text):
+            hidden = _decode(name, match.group())
+            letters = sum(character.isalpha() for character in hidden)
+            # Only what decodes to words counts: mostly letters and spaces.
+            if letters >= _MIN_ESCAPES - 4 and letters + hidden.count(" ") >= 0.75 * len(hidden):
+                return name
+    return ""
+
+
+def _decode(name: str, text: str) -> str:
+    """Decode a text from the encoding ``name``; empty if that is impossible."""
+    if name == "HTML entities":
+        return html.unescape(text)
+    if name == "percent escapes":
+        return unquote("".join(text.split()), errors="ignore")
+    if name == "backslash escapes":
+        codes = [int(code, 16) for code in _CODE_POINT.findall(text)]
+        if max(codes) < 256:  # usually the bytes of UTF-8
+            return bytes(codes).decode(errors="ignore")
+        return "".join(chr(code) for code in codes if code < 0x110000)
+    unpadded = text.rstrip("=").translate(str.maketrans("-_", "+/"))
+    try:
+        return base64.b64decode(unpadded + "=" * (-len(unpadded) % 4)).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
