@@ -10,8 +10,7 @@ import pytest
 from rgate_integrations import Decision, Draft, Request, list_gates, load_gate
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.gates.evidence.base import expand_specs
-from rgate_integrations.gates.evidence.draft import DraftSpec
-from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, SamplesSpec
+from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, DraftSpec, SamplesSpec
 from rgate_integrations.gates.folder import save_gate, tuned_files
 from rgate_integrations.gates.registry import gate_class, gate_from_config
 from rgate_integrations.models.base import TargetScores

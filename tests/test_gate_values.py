@@ -7,8 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from rgate_integrations import Draft, Request, load_gate
-from rgate_integrations.gates.papers.boundary import certainty
-from rgate_integrations.gates.papers.verdicts import ik_score
+from rgate_integrations.gates.papers.verdicts import certainty, ik_score
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.prompts import SHORT_ANSWER
 from rgate_integrations.runtime.text import contains_answer, matching_ratio, normalise, normalise_answers
