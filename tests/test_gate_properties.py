@@ -174,12 +174,6 @@ def assert_retrieves(decision, refused):
         assert decision.error.type == "NoAnswerError"
 
 
-def test_a_draft_in_another_language_is_an_answer(make):
-    gate = make("token_probability")
-    for text in ("パリです。", "La capitale est Paris.", "I can't wait to show you: Paris."):
-        assert decided(gate, draft=Draft(text=text, tokens=(text,), logprobs=(-0.1,)))[0].error is None
-
-
 READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "calibrated", "ik-question"]
 
 
