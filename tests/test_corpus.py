@@ -17,7 +17,7 @@ from pydantic import Field
 
 from rgate_integrations import CorpusProfile, Decision, Gate, Score, load_gate
 from rgate_integrations.corpus import profile as profile_module
-from rgate_integrations.corpus.sampling import collect_passages, overlap, sample_texts
+from rgate_integrations.corpus.sampling import collect_passages, sample_texts
 from rgate_integrations.corpus.terms import Terms, find_terms
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.errors import ConfigurationError, ProfileError
@@ -78,13 +78,6 @@ def test_a_sample_has_each_passage_once_whatever_the_order():
     assert sample_texts(iter(texts), 5_000).seen == len(sample_texts(texts, 5_000).texts) == 1000
     documents = sample_texts(["x" * 5_000, " \n", "x" * 5_000], 50)
     assert sorted(map(len, documents.texts)) == [1_000, 2_000]
-
-
-@pytest.mark.parametrize(("new", "share"), [(0, 1.0), (500, 0.5), (1000, 0.0)])
-def test_sketches_tell_how_much_of_a_corpus_has_changed(new, share):
-    one = sample_texts((f"passage {i}" for i in range(1000)), 2_000).sketch
-    other = sample_texts((f"passage {i}" for i in range(new, 1000 + (new == 1000) * 1000)), 2_000).sketch
-    assert overlap(one, other) == pytest.approx(share, abs=0.1)
 
 
 def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_codes():
@@ -173,33 +166,6 @@ def test_searches_go_on_with_what_they_find_and_are_bounded():
     asked.clear()
     collect_passages(lambda query: asked.append(query) or ["The same. And more."], 1_000)
     assert len(asked) < 50, "nothing new comes back"
-
-
-@pytest.mark.parametrize(
-    "retriever",
-    [
-        SimpleNamespace(similarity_search=lambda query, k: [SimpleNamespace(page_content=query)]),
-        SimpleNamespace(retrieve=lambda query: [SimpleNamespace(node=SimpleNamespace(text=query))]),
-        SimpleNamespace(invoke=lambda query: [SimpleNamespace(page_content=query)]),
-        SimpleNamespace(
-            search=lambda queries, k: [[SimpleNamespace(passage=SimpleNamespace(searchable=queries[0]))]]
-        ),
-        SimpleNamespace(
-            as_retriever=lambda similarity_top_k: SimpleNamespace(retrieve=lambda query: (query,))
-        ),
-        lambda query: [query],
-    ],
-    ids=[
-        "vector store",
-        "LlamaIndex retriever",
-        "LangChain retriever",
-        "ours",
-        "LlamaIndex index",
-        "function",
-    ],
-)
-def test_whatever_searches_is_searched(retriever):
-    assert collect_passages(retriever, 1) == ["overview introduction"]
 
 
 def test_all_passages_of_a_search_count_even_if_it_finds_more_than_it_is_asked_for():

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from rgate_integrations.corpus.sampling import Sample, collect_passages, overlap, sample_texts
+from rgate_integrations.corpus.sampling import Sample, collect_passages, sample_texts
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.errors import ConfigurationError, ProfileError, WriteError
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, EncoderProxy
@@ -62,11 +62,6 @@ BACKGROUND_FILE = Path(__file__).with_name("background.npz")
 _MAKE_AGAIN = "Make a new profile with rgate profile --corpus FILE.jsonl --out DIR."
 
 Source: TypeAlias = Literal["texts", "retriever", "description"]
-_WITHOUT_TEXT: dict[Source, tuple[str, str]] = {
-    "texts": ("has no passages", "Pass at least one text that is not blank."),
-    "retriever": ("has no passages", "Check that the retriever finds passages, and that they have text."),
-    "description": ("has a blank description", "Describe in a sentence or two what the corpus is about."),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +172,8 @@ class CorpusProfile:
     def _from_sample(cls, sample: Sample, name: str, source: Source) -> Self:
         if not sample.texts:
             raise ProfileError(
-                f"The corpus {name!r} {_WITHOUT_TEXT[source][0]}.", hint=_WITHOUT_TEXT[source][1]
+                f"The corpus {name!r} has no passages.",
+                hint="Pass texts that are not blank, or a retriever that finds passages with text.",
             )
         encoder = EncoderProxy().encoder
         beginnings = [text[:_READ_CHARS] for text in sample.texts]
@@ -293,7 +289,10 @@ class CorpusProfile:
         Raises:
             ProfileError: A passage is not a string.
         """
-        return overlap(self.sketch, sample_texts(texts, MAX_PASSAGES).sketch) < _MIN_OVERLAP
+        ours, theirs = {*self.sketch}, {*sample_texts(texts, MAX_PASSAGES).sketch}
+        # The smallest hashes of both together are a sample of all passages (MinHash).
+        smallest = sorted(ours | theirs)[: max(len(ours), len(theirs))]
+        return len(ours & theirs & {*smallest}) < _MIN_OVERLAP * len(smallest)
 
     def save(self, folder: str | Path) -> Path:
         """Save into a folder atomically, replacing an earlier profile, and return the folder.
