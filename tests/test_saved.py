@@ -153,12 +153,9 @@ def test_an_adapter_becomes_a_gate(tmp_path):
     assert read_gate(save_ik(tmp_path)) == ADAPTER
     gate = load_gate(str(tmp_path)).gate
     assert (gate.name, gate.tokens, gate.proxy, gate.adapter) == ("ik", 0, "scripted", str(tmp_path))
-    weights = tmp_path / "adapter_model.safetensors"
-    weights.write_bytes(b"other")
-    for why in ("checksum", "cannot be read"):
-        with pytest.raises(ModelLoadError, match=why):
-            load_gate(str(tmp_path))
-        weights.unlink(missing_ok=True)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"other")
+    with pytest.raises(ModelLoadError, match="checksum"):
+        load_gate(str(tmp_path))
 
 
 def test_a_gate_is_saved_by_its_parameters(tmp_path):
