@@ -28,7 +28,7 @@ from training_text import make_training_rows
 
 from rgate_integrations import CorpusProfile, load_gate
 from rgate_integrations.corpus import profile as profile_module
-from rgate_integrations.corpus.background import FILE
+from rgate_integrations.corpus.profile import BACKGROUND_FILE
 from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
@@ -212,13 +212,13 @@ def write_background() -> None:
     compared = unit((questions[chosen] - questions.mean(0)) @ directions.astype(np.float32))
     codes = np.round(compared / np.abs(compared).max(axis=1, keepdims=True) * 127).astype(np.int8)
     np.savez_compressed(
-        FILE,
+        BACKGROUND_FILE,
         question_mean=questions.mean(0),
         passage_mean=passages.mean(0),
         directions=(directions / np.abs(directions).max()).astype(np.float16),
         requests=codes,
     )
-    print(f"{FILE.name}: {FILE.stat().st_size:,} bytes")
+    print(f"{BACKGROUND_FILE.name}: {BACKGROUND_FILE.stat().st_size:,} bytes")
 
 
 def main() -> None:

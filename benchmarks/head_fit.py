@@ -87,6 +87,8 @@ def fit_facts(
         known_bias=bias,
         ability_slope=1.0,
         default_ability=(0.0, recipe.ability_sd),
+        news_weight=np.zeros_like(weight),  # nothing is news until `benchmarks/news.py` has fitted it
+        news_bias=-1.0,
     )
 
 

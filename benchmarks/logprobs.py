@@ -14,8 +14,8 @@ from begun_states import CUTS, read_states
 from head_fit import fit_logistic
 from heads import QuestionScores, judge_alone
 
-from rgate_integrations.gates.answer import AnswerGate
 from rgate_integrations.gates.artifacts import LogprobHead
+from rgate_integrations.gates.composite import AnswerGate
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.evaluation import auc

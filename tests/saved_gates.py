@@ -1,6 +1,7 @@
 """Gates to be saved, for a proxy of four numbers a layer; and changes to what their folders hold."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,15 +69,20 @@ FACTS = FactHeads(
     known_bias=0.0,
     ability_slope=0.5,
     default_ability=(0.0, 0.0),
+    news_weight=np.zeros((1, 4), np.float32),
+    news_bias=-1.0,
 )
 HEADS = HeadsArtifact(
     base_model="scripted",
     segments=SEGMENTS,
     in_context=SEGMENTS,
+    together=replace(TOGETHER, distances=np.float32([[-99, 0, -99]] * 2)),  # each attends to itself alone
     first_facts=FACTS,
     facts=FACTS,
     english_weight=np.zeros((1, 4), np.float32),
     english_bias=1.0,
+    romanised_weight=np.zeros((1, 4), np.float32),
+    romanised_bias=-1.0,
 )
 ADAPTER = SavedGate(
     method="ik",

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from rgate_integrations import CorpusProfile, Decision, Gate, Score, load_gate
 from rgate_integrations.corpus import profile as profile_module
-from rgate_integrations.corpus.sampling import collect_passages, overlap, sample_texts
+from rgate_integrations.corpus.sampling import collect_passages, sample_texts
 from rgate_integrations.corpus.terms import Terms, find_terms
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.errors import ConfigurationError, ProfileError
@@ -76,23 +76,8 @@ def test_a_sample_has_each_passage_once_whatever_the_order():
     assert len(one.texts) == len(set(one.texts)) == 50
     assert (one.seen, other.seen) == (1000, 2000)
     assert sample_texts(iter(texts), 5_000).seen == len(sample_texts(texts, 5_000).texts) == 1000
-
-
-def test_a_million_duplicates_are_one_passage():
-    sample = sample_texts(("the same" for _ in range(1_000_000)), 50)
-    assert (sample.texts, sample.seen) == (("the same",), 1_000_000)
-
-
-def test_a_document_is_cut_into_passages_and_white_space_is_none():
-    assert sorted(map(len, sample_texts(["x" * 5_000, " \n"], 50).texts)) == [1_000, 2_000]
-    assert sample_texts("a text", 5).texts == ("a text",)
-
-
-@pytest.mark.parametrize(("new", "share"), [(0, 1.0), (500, 0.5), (1000, 0.0)])
-def test_sketches_tell_how_much_of_a_corpus_has_changed(new, share):
-    one = sample_texts((f"passage {i}" for i in range(1000)), 2_000).sketch
-    other = sample_texts((f"passage {i}" for i in range(new, 1000 + (new == 1000) * 1000)), 2_000).sketch
-    assert overlap(one, other) == pytest.approx(share, abs=0.1)
+    documents = sample_texts(["x" * 5_000, " \n", "x" * 5_000], 50)
+    assert sorted(map(len, documents.texts)) == [1_000, 2_000]
 
 
 def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_codes():
@@ -169,58 +154,18 @@ def test_a_product_that_is_mentioned_often_is_a_name(texts, names):
 # --- searches ----------------------------------------------------------------------------------------------------
 
 
-def word_search(texts, seen):
-    """A search by words, two passages a query, that counts what it is asked."""
+def test_searches_go_on_with_what_they_find_and_are_bounded():
+    asked = []
 
     def search(query):
-        seen.append(query)
-        words = set(query.lower().split())
-        ranked = sorted(texts, key=lambda text: -len(words & set(text.lower().split())))
-        return [text for text in ranked if words & set(text.lower().split())][:3]
+        asked.append(query)
+        return [f"{query} and more.", "The same."]
 
-    return search
-
-
-def test_searches_go_on_with_what_they_find_and_are_bounded():
-    chain = [f"word{i} word{i + 1}" for i in range(40)]
-    seen = []
-    found = collect_passages(word_search(["a problem is word0", *chain], seen), 30)
-    assert len(seen) == len(set(seen)) <= 30
-    assert len(found) > 10
-
-
-def test_searches_end_when_nothing_new_comes_back():
-    seen = []
-    assert collect_passages(word_search(["An overview."], seen), 1_000) == []
-    collect_passages(lambda query: seen.append(query) or ["One. Two. Three."], 1_000)
-    assert len(seen) < 50
-
-
-@pytest.mark.parametrize(
-    "retriever",
-    [
-        SimpleNamespace(similarity_search=lambda query, k: [SimpleNamespace(page_content=query)]),
-        SimpleNamespace(retrieve=lambda query: [SimpleNamespace(node=SimpleNamespace(text=query))]),
-        SimpleNamespace(invoke=lambda query: [SimpleNamespace(page_content=query)]),
-        SimpleNamespace(
-            search=lambda queries, k: [[SimpleNamespace(passage=SimpleNamespace(searchable=queries[0]))]]
-        ),
-        SimpleNamespace(
-            as_retriever=lambda similarity_top_k: SimpleNamespace(retrieve=lambda query: (query,))
-        ),
-        lambda query: [query],
-    ],
-    ids=[
-        "vector store",
-        "LlamaIndex retriever",
-        "LangChain retriever",
-        "ours",
-        "LlamaIndex index",
-        "function",
-    ],
-)
-def test_whatever_searches_is_searched(retriever):
-    assert collect_passages(retriever, 1) == ["overview introduction"]
+    assert len(collect_passages(search, 30)) == 31
+    assert len(asked) == len(set(asked)) == 30
+    asked.clear()
+    collect_passages(lambda query: asked.append(query) or ["The same. And more."], 1_000)
+    assert len(asked) < 50, "nothing new comes back"
 
 
 def test_all_passages_of_a_search_count_even_if_it_finds_more_than_it_is_asked_for():
@@ -362,27 +307,6 @@ def test_a_corpus_covers_what_it_is_about_in_any_language(profiles):
     )
 
 
-@pytest.mark.model
-def test_passages_in_ten_languages_are_one_corpus():
-    texts = [
-        "The battery of the logger is low.",
-        "Die Batterie des Loggers ist schwach.",
-        "La batterie de l'enregistreur est faible.",
-        "La batería del registrador está baja.",
-        "Батарея регистратора разряжена.",
-        "ロガーの電池残量が少なくなっています。",
-        "记录仪的电池电量不足。",
-        "بطارية المسجل منخفضة.",
-        "लॉगर की बैटरी कम है।",
-        "Bateria rejestratora jest słaba.",
-    ]
-    profile = CorpusProfile.from_texts(texts)
-    assert profile.is_specific
-    assert profile.judge(
-        ["How do I replace the logger's battery?", "Who wrote Hamlet?"]
-    ).round().tolist() == [1, 0]
-
-
 # --- gates -------------------------------------------------------------------------------------------------------
 
 
@@ -390,17 +314,16 @@ def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
     one = CorpusProfile.from_texts(LOGGER)
     with pytest.raises(ConfigurationError, match="needs a unique name"):
         load_gate("constant:always", corpus=[one, one])
-    folder = one.save(tmp_path / "p")
-    gate = load_gate("constant:always", corpus={"a": one, "b": folder, "c": str(folder)})
-    assert [each.name for each in gate.gate.profiles] == ["a", "b", "c"]
-    with pytest.raises(ConfigurationError, match="CorpusProfile"):
-        load_gate("constant:always", corpus=[3])
+    gate = load_gate("constant:always", corpus={"a": one, "b": one.save(tmp_path / "p")})
+    assert gate.corpora == ("a", "b")
     for name in (2, " ", "half a pair: \ud83d"):  # each decision failed, or what was saved could not be read
         with pytest.raises(ConfigurationError, match="name"):
             load_gate("constant:always", corpus={name: one})
 
 
-@pytest.mark.parametrize("wrong", [{"top": 0}, {"prefer": "both"}, {"when_uncovered": "cry"}, {"corpus": []}])
+@pytest.mark.parametrize(
+    "wrong", [{"top": 0}, {"prefer": "both"}, {"when_uncovered": "cry"}, {"corpus": []}, {"corpus": [3]}]
+)
 def test_wrong_options_are_refused(fake, wrong):
     options = {"corpus": CorpusProfile.from_texts(LOGGER), **wrong}
     with pytest.raises(ConfigurationError):
@@ -449,6 +372,8 @@ def decide(profiles, p_known=0.0, kinds=None, **options):
         (0.9, 1.0, {}, True, None),
         (0.9, 1.0, {"prefer": "llm"}, False, None),
         (0.9, 0.1, {"prefer": "llm"}, True, None),
+        (0.9, 1.0, {"about": False}, False, None),
+        (0.9, 1.0, {"about": False, "prefer": "corpus"}, True, None),
         (0.1, 1.0, {}, False, None),
         (0.1, 0.1, {}, True, None),
         (0.1, 0.1, {"when_uncovered": "direct"}, False, "direct"),
@@ -458,7 +383,8 @@ def decide(profiles, p_known=0.0, kinds=None, **options):
     ],
 )
 def test_the_table_of_decisions(p_covered, p_known, options, retrieve, outcome):
-    decision = decide(covering(p_covered), p_known, **options)
+    about = options.pop("about", True)
+    decision = decide(covering(p_covered, about=about), p_known, **options)
     assert (decision.retrieve, decision.outcome) == (retrieve, outcome)
     assert decision.p_covered == p_covered
     assert decision.corpus == ("docs" if retrieve else None)
@@ -500,12 +426,6 @@ def test_the_threshold_of_a_call_says_what_is_known():
     gate = load_gate(Says(p=0.7), corpus=covering(0.1), when_uncovered="direct", on_error="raise")
     outcomes = [gate.decide("How is the widget made?", threshold=each).outcome for each in (0.6, 0.8)]
     assert outcomes == [None, "direct"]
-
-
-@pytest.mark.model
-def test_a_corpus_about_everything_leaves_what_is_known_to_the_llm():
-    assert not decide(covering(0.9, about=False), 1.0).retrieve
-    assert decide(covering(0.9, about=False), 1.0, prefer="corpus").retrieve
 
 
 @pytest.mark.model
@@ -601,11 +521,9 @@ def test_a_gate_with_a_corpus_is_pickled_and_changed_like_another(profiles):
     copy = pickle.loads(pickle.dumps(gate))  # noqa: S301  our own
     assert copy.decides_like(gate)
     assert copy.decide(LOGGER[1]).corpus == "logger"
-    changed = gate.with_options(threshold=0.7, top=2)
-    assert (changed.threshold, changed.gate.inner.threshold, changed.gate.top) == (0.7, 0.7, 2)
+    assert gate.with_options(threshold=0.7).gate.inner.threshold == 0.7
     assert gate.for_llm("gpt-4o").gate.inner.llm_name == "gpt-4o"
-    other = load_gate(corpus=replace(profiles[0], name="other"), threshold=0.3)
-    assert not gate.decides_like(other)
+    assert not gate.decides_like(load_gate(corpus=replace(profiles[0], name="other"), threshold=0.3))
 
 
 @pytest.mark.model
@@ -626,13 +544,6 @@ def test_the_command_says_what_it_understood(tmp_path):
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in LOGGER))
     shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "logger", "--name", "manual")
     assert "manual: profile of 6 of 6 passages" in shown
-    assert "logger" in shown
-    texts = "The X200 data logger samples every ten seconds.", "Error E-41: the battery of the X200 is low."
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "short")
-    assert shown.partition("telling words  ")[2].partition("\n")[0].count("x200") == 1, (
-        "a name may be telling"
-    )
     shown = printed("profile", "--description", "Manual of the X200 data logger", "--out", tmp_path / "d")
     assert shown.startswith("d: ")
     decided = json.loads(printed("decide", "--corpus", tmp_path / "logger", "--json", "What does E-41 mean?"))

@@ -160,15 +160,10 @@ def test_a_task_that_was_begun_goes_on():
         "What does our travel policy say about hotels?": "Your travel policy says that hotels may cost up to",
     }
     requests = [Request(question, draft=text) for question, text in partial_answers.items()]
-    decisions = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(requests)
-    assert [d.retrieve for d in decisions] == [False, False, True]
-
-
-def test_words_that_were_not_certain_stop_no_task():
     # A task can start with many different words, so each is improbable, whether or not the LLM can do it.
     words = ("The", " waves", " roll", " in", ",", " slow", " and", " grey")
     unsure = Draft(text="".join(words), tokens=words, logprobs=(-2.5,) * 8, source="llm")
-    asked = ["Write a short poem about the sea.", "Which river flows through the city of Bern?"]
-    requests = [Request(question, draft=unsure) for question in asked]
-    found = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(requests)
-    assert [each.retrieve for each in found] == [False, True]
+    for question in ("Write a short poem about the sea.", "Which river flows through the city of Bern?"):
+        requests.append(Request(question, draft=unsure))
+    decisions = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(requests)
+    assert [d.retrieve for d in decisions] == [False, False, True, False, True]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ConfigurationError, IndexMismatchError
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
@@ -92,7 +92,7 @@ def test_threads_embed_a_question_once(encoded):
     np.testing.assert_array_equal(found[5], np.roll(found[0], -5, axis=0))
 
 
-def test_the_encoder_reads_passages_and_queries_each_in_its_way_and_across_languages(minilm, tmp_path):
+def test_the_encoder_reads_passages_and_queries_each_in_its_way_and_across_languages(tmp_path):
     model = Encoder.shared(download(ENCODER))
     german = {
         "urlaub": "Jeder Mitarbeiter hat 30 Tage Urlaub im Jahr.",
@@ -107,6 +107,3 @@ def test_the_encoder_reads_passages_and_queries_each_in_its_way_and_across_langu
     np.testing.assert_array_equal(
         index.vectors(list(german)), model.vectors(list(german.values()), "passage: ")
     )
-    assert SentenceEmbedder(ENCODER).embed([]).shape == (0, 384)
-    with pytest.raises(IndexMismatchError):
-        PassageIndex.load(tmp_path, SentenceEmbedder(minilm))

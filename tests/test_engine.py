@@ -6,9 +6,8 @@ import pickle
 import shutil
 import threading
 import weakref
-from dataclasses import FrozenInstanceError, dataclass, replace
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
-from typing import ClassVar
 from unittest.mock import ANY, Mock
 
 import pytest
@@ -28,7 +27,6 @@ from rgate_integrations.decision import valid_count
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.gates import Score
-from rgate_integrations.gates.evidence.base import EvidenceSpec, Piece
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.tuning import Budget, calibrate
@@ -142,7 +140,6 @@ def test_a_request_is_immutable():
         HAMLET, ("user: Hi", "assistant: Hello"), Draft(text="It was"), {}, threshold=1.0, timeout=math.inf
     )
     assert len({request, replace(request)}) == 1
-    assert Request.coerce(request) is request
     assert Request.coerce(request, history=None, threshold=0.2) == replace(request, history=(), threshold=0.2)
     with pytest.raises(FrozenInstanceError):
         request.threshold = 0.3
@@ -167,8 +164,9 @@ def test_a_batch_may_mix_strings_requests_and_what_is_neither(scripted):
     assert [d.error and d.error.type for d in found] == [None, None, "InvalidQuestionError", None] + [
         "InvalidQuestionError"
     ] * 2
-    assert gate.decide(Request(HAMLET, threshold=0.0)) == never.model_copy(update={"cost": ANY})
-    assert gate.decide(Request(HAMLET, threshold=0.0), threshold=1.5).retrieve
+    assert gate.decide(Request(HAMLET, threshold=1.5), threshold=0.0) == never.model_copy(
+        update={"cost": ANY}
+    )
     with pytest.raises(InvalidQuestionError):
         gate.with_options(on_error="raise").decide_batch(items)
 
@@ -238,12 +236,8 @@ def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(probe, depth
 
 @pytest.mark.parametrize("inner", ["prompt", "ik", "token_probability"])
 def test_a_calibrated_gate_refuses_another_model_than_it_was_calibrated_with(inner):
-    gate = load_gate("calibrated", inner=inner, fingerprint="its own", proxy=of_weights("its own"))
-    another = gate.with_options(proxy=of_weights("another"))
-    own, foreign = gate.decide(HAMLET), another.decide(HAMLET)
-    assert (own.error, own.warnings) == (None, ())
-    assert (foreign.retrieve, foreign.error.type) == (True, "ModelLoadError")
-    assert "Cannot check" in gate.with_options(proxy=of_weights("")).decide(HAMLET).warnings[0]
+    another = load_gate("calibrated", inner=inner, fingerprint="its own", proxy=of_weights("another"))
+    assert another.decide(HAMLET).error.type == "ModelLoadError"
     read = another.decide(HAMLET, draft=Draft(text="a", tokens=("a",), logprobs=(-0.1,)))
     assert (read.error is None) == (inner == "token_probability"), "then no model has read anything"
 
@@ -253,9 +247,6 @@ def test_calibration_stores_the_model_that_made_the_evidence():
     questions = [DataFile("x", "0" * 64, tuple(rows))]
     found = calibrate(load_gate("prompt", proxy=of_weights("its own")), questions, Budget(0.9))
     assert found.gate.gate.fingerprint == "its own"
-    assert found.gate.decide(HAMLET).error is None
-    without = calibrate(load_gate("constant:always"), questions, Budget(1.0))
-    assert without.gate.gate.fingerprint == ""
 
 
 def test_a_gate_reads_its_artefact_once_when_it_is_made(probe):
@@ -270,39 +261,8 @@ def test_a_gate_reads_its_artefact_once_when_it_is_made(probe):
 EARLIER = ["user: Who wrote Hamlet?", "assistant: Shakespeare."]
 
 
-@dataclass(frozen=True)
-class TurnsSpec(EvidenceSpec[int]):
-    """The number of turns before a question."""
-
-    reads_model: ClassVar[bool] = False
-    reads_history: ClassVar[bool] = True
-
-    def compute(self, context):
-        return [Piece(len(request.history)) for request in context.requests]
-
-
-class CountsTurns(Gate):
-    """Knows what follows something."""
-
-    @property
-    def specs(self):
-        return (TurnsSpec(),)
-
-    def score(self, evidence):
-        return Score(0.9 if evidence[TurnsSpec()] else 0.1, "")
-
-
-def test_a_gate_that_reads_the_turns_before_gets_them(call):
-    engine = load_gate(CountsTurns())
-    assert engine.reads_history
-    assert call(engine, "And when?", history=EARLIER).retrieve is False
-    found = engine.decide_batch([Request("And when?", turns) for turns in (EARLIER, (), ["", " "])])
-    assert [d.retrieve for d in found] == [False, True, True]
-
-
 def test_a_gate_that_does_not_read_the_turns_before_retrieves_and_says_so(call):
     engine = load_gate("constant:never")
-    assert not engine.reads_history
     decision = call(engine, HAMLET, history=EARLIER)
     assert (decision.retrieve, decision.p_known, decision.error) == (True, 1.0, None)
     assert decision.override == Override(retrieve=True, reason=UNREAD)
@@ -346,5 +306,3 @@ def test_no_threshold_beats_an_override_and_p_known_stays(question, retrieve, re
     assert (found.retrieve, found.p_known, found.threshold) == (retrieve, 0.6, threshold)
     assert found.override == Override(retrieve=retrieve, reason=reason)
     assert found.reason == f"{reason} Because."
-    assert (found.override.retrieve, found.override.reason) == (retrieve, reason)
-    assert Decision.model_validate_json(found.model_dump_json()) == found

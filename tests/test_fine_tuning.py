@@ -11,8 +11,8 @@ import pytest
 
 from rgate_integrations import Draft, Request, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
 from rgate_integrations.gates.papers.verdicts import (
+    BOUNDARY_QUESTION,
     CONTEXT_PROMPT,
     IK_DRAFT,
     JUDGMENT,

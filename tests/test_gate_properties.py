@@ -10,8 +10,7 @@ import pytest
 from rgate_integrations import Decision, Draft, Request, list_gates, load_gate
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.gates.evidence.base import expand_specs
-from rgate_integrations.gates.evidence.draft import DraftSpec
-from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, SamplesSpec
+from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, DraftSpec, SamplesSpec
 from rgate_integrations.gates.folder import save_gate, tuned_files
 from rgate_integrations.gates.registry import gate_class, gate_from_config
 from rgate_integrations.models.base import TargetScores
@@ -173,12 +172,6 @@ def assert_retrieves(decision, refused):
         assert "does not know" in decision.reason
     else:
         assert decision.error.type == "NoAnswerError"
-
-
-def test_a_draft_in_another_language_is_an_answer(make):
-    gate = make("token_probability")
-    for text in ("パリです。", "La capitale est Paris.", "I can't wait to show you: Paris."):
-        assert decided(gate, draft=Draft(text=text, tokens=(text,), logprobs=(-0.1,)))[0].error is None
 
 
 READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "calibrated", "ik-question"]

@@ -14,21 +14,6 @@ from rgate_integrations.gates.evidence import Context, DraftSpec, Evidence, Evid
 from rgate_integrations.gates.registry import make_gate
 
 
-class Hedging(Gate):
-    """A draft that hedges does not know."""
-
-    words: tuple[str, ...] = ("perhaps", "maybe", "not sure")
-
-    @property
-    def specs(self):
-        return (DraftSpec(tokens=16),)
-
-    def score(self, evidence: Evidence) -> Score:
-        draft = evidence[DraftSpec(tokens=16)]
-        hedges = [word for word in self.words if word in draft.text.lower()]
-        return Score(1.0 if not hedges else 0.1, f"It hedges: {hedges}.", draft)
-
-
 @dataclass(frozen=True)
 class RareWords(EvidenceSpec[float]):
     """The share of a question's words that the other questions of the batch do not have."""
@@ -52,23 +37,12 @@ class Rare(Gate):
         return Score(1 - evidence[RareWords()], f"{evidence[RareWords()]:.0%} of its words are rare.")
 
 
-def test_an_own_gate_decides_wherever_a_gate_does(scripted):
-    scripted.fixed = "Perhaps it was Marlowe."
-    gate = load_gate(Hedging(), proxy=scripted)
-    one = gate.decide("who wrote hamlet?")
-    assert (one.retrieve, one.p_known, one.draft.text) == (True, 0.1, "Perhaps it was Marlowe.")
-    assert (one.gate, one.cost.model_calls) == ("Hedging", 1)
-    assert not load_gate(Hedging(words=()), proxy=scripted).decide("who wrote hamlet?").retrieve
-    assert not load_gate(Hedging(threshold=0.05), proxy=scripted).decide("who wrote hamlet?").retrieve
-    assert resolve_gate(Hedging()).gate == Hedging()
-    assert load_gate("calibrated", inner=Hedging(), proxy=scripted).decide("who wrote hamlet?").p_known == 0.1
-
-
-def test_an_own_evidence_is_computed_once_a_batch_and_needs_no_model():
-    gate = load_gate(Rare(), proxy="/no/such/model")
-    common, rare = gate.decide_batch(["who wrote it", "who wrote it twice over"])
-    assert (common.p_known, rare.p_known) == (1.0, pytest.approx(0.6))
-    assert "40% of its words" in rare.reason
+def test_an_own_gate_and_evidence_are_used_wherever_a_gate_is_and_need_no_model():
+    for gate in (load_gate(Rare(), proxy="/no/such/model"), load_gate("calibrated", inner=Rare())):
+        common, rare = gate.decide_batch(["who wrote it", "who wrote it twice over"])
+        assert (common.p_known, rare.p_known) == (1.0, pytest.approx(0.6))
+        assert "40% of its words" in rare.reason
+    assert resolve_gate(Rare()).name == "Rare"
 
 
 @pytest.mark.parametrize(
@@ -85,53 +59,35 @@ def test_an_own_gate_that_fails_retrieves(monkeypatch, score, error):
     assert (decision.retrieve, decision.error.type) == (True, error)
 
 
-def test_signals_that_are_no_numbers_cost_no_other_question_its_decision(scripted):
-    class Signals(Hedging):
+def test_signals_that_are_no_numbers_cost_no_other_question_its_decision():
+    class Signals(Rare):
         def score(self, evidence: Evidence) -> Score:
             signal = "high" if "wrong" in evidence.request.question else 0.5
             return Score(0.9, "", signals={"own": signal})
 
-    bad, good = load_gate(Signals(), proxy=scripted).decide_batch(["wrong?", "right?"])
+    bad, good = load_gate(Signals()).decide_batch(["wrong?", "right?"])
     assert (bad.retrieve, bad.error.type) == (True, "ValidationError")
     assert (good.error, good.signals) == (None, {"own": 0.5})
 
 
-def test_specs_that_are_no_specs_are_refused():
-    """Regression: `decide` raised an AttributeError."""
+@pytest.mark.parametrize("history", [(), ("user: Who wrote Hamlet?", "assistant: Shakespeare.")])
+def test_a_gate_whose_specs_raise_or_are_no_specs_retrieves(history):
+    """Regression: `decide` raised an error, whatever ``on_error`` said."""
 
-    class Wrong(Gate):
+    class Wrong(Rare):
         needed: Any
 
         @property
         def specs(self):
-            return self.needed
+            return self.needed or 1 / 0
 
-        def score(self, evidence):
-            return Score(0.9, "")
-
-    for needed in ("draft", ("draft",), DraftSpec(tokens=4), None, (DraftSpec,)):
+    wrong = ("draft", ("draft",), DraftSpec(tokens=4), (DraftSpec,))
+    errors = dict.fromkeys(wrong, ConfigurationError) | {None: ZeroDivisionError}
+    for needed, error in errors.items():
         for gate in (Wrong(needed=needed), make_gate("calibrated", inner=Wrong(needed=needed))):
+            decision = load_gate(gate).decide("And when?", history=history)
+            assert (decision.retrieve, decision.error.type) == (True, error.__name__)
             with pytest.raises(
-                ConfigurationError, match=r"specs must be a tuple.*\(DraftSpec\(tokens=16\),\)"
+                error, match=r"specs must be a tuple.*DraftSpec\(tokens=16\)|division by zero"
             ):
-                load_gate(gate)
-    assert not load_gate(Wrong(needed=[])).decide("who wrote hamlet?").retrieve
-
-
-@pytest.mark.parametrize("history", [(), ("user: Who wrote Hamlet?", "assistant: Shakespeare.")])
-def test_a_gate_whose_specs_raise_retrieves(history):
-    """Regression: `decide` raised their error."""
-
-    class Raises(Gate):
-        @property
-        def specs(self):
-            raise RuntimeError("boom")
-
-        def score(self, evidence):
-            return Score(0.9, "")
-
-    for gate in (Raises(), make_gate("calibrated", inner=Raises())):
-        decision = load_gate(gate).decide("And when?", history=history)
-        assert (decision.retrieve, decision.error.type) == (True, "RuntimeError")
-        with pytest.raises(RuntimeError, match="boom"):
-            load_gate(gate, on_error="raise").decide("And when?", history=history)
+                load_gate(gate, on_error="raise").decide("And when?", history=history)

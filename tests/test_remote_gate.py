@@ -96,6 +96,9 @@ def answering(status, body, seconds=0):
         yield url, paths
 
 
+NO_DECISION_SERVER = "does not answer like a decision server"
+
+
 @pytest.mark.parametrize(
     "limit",
     [
@@ -123,29 +126,35 @@ def test_a_server_that_is_up_again_is_asked_again(words):
 
 
 @pytest.mark.parametrize(
-    ("status", "body"),
+    ("status", "body", "said"),
     [
-        (500, b""),
-        (529, b"{}"),
-        (401, b"{}"),
-        (404, b"not here"),
-        (302, b""),
-        (200, b"{}"),
-        (200, b"<html>"),
-        (200, b'{"decisions": []}'),
-        (200, b'{"decisions": [{"question": "known", "retrieve": false, "p_known": 7}]}'),
+        # Regression: the log had the JSON of the answer, and the hint for a full queue was to check the URL.
+        (
+            529,
+            b'{"error": {"message": "The \\"queue\\" is full."}}',
+            r'answered 529: The "queue" is full\..*--queue',
+        ),
+        (529, b'{"error": "full"}', 'answered 529: {"error": "full"}.*--queue'),
+        (401, b"[7]", r"answered 401: \[7\].*RGATE_TOKEN"),
+        (500, b"<b>bad gateway</b>", "answered 500: <b>bad gateway</b>.*log"),
+        (302, b"", "answered 302"),
+        (200, b"{}", NO_DECISION_SERVER),
+        (200, b"<html>", NO_DECISION_SERVER),
+        (200, b'{"decisions": []}', NO_DECISION_SERVER),
+        (200, b'{"decisions": [{"question": "known", "retrieve": false, "p_known": 7}]}', NO_DECISION_SERVER),
         (
             200,
             b'{"decisions": [{"question": "q", "retrieve": false, "p_known": 1, "signals": {"known": NaN}}]}',
+            NO_DECISION_SERVER,
         ),
-        (200, b"x" * (17 << 20)),
+        (200, b"x" * (17 << 20), "is larger than 16 MiB"),
     ],
 )
-def test_whatever_else_it_answers_retrieves(status, body):
+def test_whatever_else_it_answers_retrieves(status, body, said):
     with answering(status, body) as (url, _):
         decision = load_gate(url).decide("known")
         assert (decision.retrieve, decision.error.type) == (True, "ServerError")
-        with pytest.raises(ServerError):
+        with pytest.raises(ServerError, match=said):
             load_gate(url, on_error="raise").decide("known")
 
 
@@ -156,27 +165,19 @@ def test_the_servers_decision_holds_also_where_it_has_another_reason_than_its_th
     retrieve, p_known, expected
 ):
     cost = Cost(model_calls=2, milliseconds=1e9)
-    decision = Decision(question="known", retrieve=retrieve, p_known=p_known, reason="A rule.", cost=cost)
+    rule = None if retrieve else Override(retrieve=False, reason="A rule.")
+    decision = Decision(
+        question="known", retrieve=retrieve, p_known=p_known, reason="A rule.", override=rule, cost=cost
+    )
     body = f'{{"decisions": [{decision.model_dump_json()}]}}'.encode()
     with answering(200, body) as (url, _):
         found = load_gate(url).decide("known")
     assert (found.retrieve, found.p_known) == (expected, p_known)
     assert found.reason.endswith("A rule.")
+    assert found.reason.count("A rule.") == 1
     assert found.cost.model_calls == 2
     # Regression: the cost had the server's milliseconds beside those of the call, which include them.
     assert 0 < found.cost.milliseconds < 1e9
-
-
-def test_a_rule_of_the_server_is_reported_once():
-    why = Override(retrieve=False, reason="A rule in never= matches: the pattern 'chat'.")
-    decision = Decision(
-        question="hi", retrieve=False, p_known=1, override=why, reason=f"{why.reason} It is polite."
-    )
-    with answering(200, f'{{"decisions": [{decision.model_dump_json()}]}}'.encode()) as (url, _):
-        assert (
-            load_gate(url).decide("hi").reason
-            == "A rule in never= matches: the pattern 'chat'. It is polite."
-        )
 
 
 def test_a_login_in_the_url_is_in_no_repr_and_in_no_dump_of_a_chain():
@@ -228,28 +229,6 @@ def test_what_cannot_be_the_address_of_a_server_is_refused_where_it_is_given(nam
         load_gate(name, **options)
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "words", "remedy"),
-    [
-        (
-            529,
-            b'{"error": {"message": "The \\"queue\\" is full.", "hint": "Wait."}}',
-            'The "queue" is full.',
-            "--queue",
-        ),
-        (529, b'{"error": "full"}', '{"error": "full"}', "--queue"),
-        (401, b"[7]", "[7]", "token"),
-        (500, b"<b>bad gateway</b>", "<b>bad gateway</b>", "log"),
-    ],
-)
-def test_a_refusal_is_quoted_in_the_servers_words_and_the_hint_is_about_it(status, body, words, remedy):
-    """Regression: the log had the JSON of the answer, and the hint for a full queue was to check the URL."""
-    with answering(status, body) as (url, _):
-        error = load_gate(url).decide("known").error
-    assert error.message == f"The decision server at {url} answered {status}: {words}"
-    assert remedy in error.hint
-
-
 def test_a_gate_on_a_server_is_not_calibrated(words, url, tmp_path):
     """Regression: the gate that came out could be saved, but not loaded."""
     data = write(
@@ -257,12 +236,8 @@ def test_a_gate_on_a_server_is_not_calibrated(words, url, tmp_path):
     )
     before = len(words.asked)
     error = rgate("calibrate", "--data", data, "--gate", url, "--out", tmp_path / "gate").exception
-    assert isinstance(error, ConfigurationError)
-    assert "asks a decision server" in error.message
+    assert (type(error), "asks a decision server" in error.message) == (ConfigurationError, True)
     assert (len(words.asked), os.listdir(tmp_path)) == (before, ["d.jsonl"])
-    error = rgate("monitor", data, "--gate", url).exception
-    assert isinstance(error, ModelLoadError)
-    assert error.message.startswith(f"'{url}' is not a trained gate")
 
 
 def test_a_saved_gate_may_not_send_questions_to_a_server(tmp_path):

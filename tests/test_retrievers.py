@@ -15,8 +15,7 @@ from llama_index.core.retrievers import BaseRetriever as LlamaBaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.index import Passage
-from rgate_integrations.index.retriever import Hit, as_hit, as_retriever
+from rgate_integrations.index.retriever import as_hit, as_retriever
 from tests.scripted_upstream import Shelf
 
 TEXTS = ["Oulu is in Finland.", "Graz is in Austria.", "Bari is in Italy."]
@@ -117,12 +116,6 @@ def test_what_cannot_search_is_refused(found):
 def test_a_passage_without_words_does_not_fail_the_search(empty):
     ((first, second),) = as_retriever(lambda query: [empty, "words"]).search(["query"], 2)
     assert (first.passage.text, second.passage.text) == ("", "words")
-
-
-def test_a_text_is_a_passage_and_a_hit_is_itself():
-    hit = Hit(Passage("1", "a"), 0.5)
-    assert as_hit(hit, "q") is hit
-    assert as_hit("a", "q") == Hit(Passage("a", "a"), 0.0, "q")
 
 
 @pytest.mark.parametrize(

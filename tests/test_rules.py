@@ -72,65 +72,37 @@ async def answers_later(question):
     return question == "hi"
 
 
-def yields_later(question):
-    yield question == "hi"
-
-
-class Later:
-    async def __call__(self, question):
-        return question == "hi"
-
-
-# Regression: what it returns is true whatever it finds, so each question was skipped.
-ANSWER_LATER = [answers_later, yields_later, Later(), Later().__call__, partial(answers_later)]
-
-
-@pytest.mark.parametrize(
-    ("rules", "why"),
-    [
-        *(({"always": rules}, r"always=") for rules in ([3], ["  "], [None], [["nested"]])),
-        *(({"never": rule}, r"never=.*plain function") for rule in ANSWER_LATER),
-    ],
-)
-def test_what_is_no_rule_or_answers_later_is_refused_at_once(rules, why):
-    with pytest.raises(ConfigurationError, match=why):
-        load_gate("constant:always", **rules)
+@pytest.mark.parametrize("rules", [[3], ["  "], [None], [["nested"]]])
+def test_what_is_no_rule_is_refused_at_once(rules):
+    with pytest.raises(ConfigurationError, match="always="):
+        load_gate("constant:always", always=rules)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine")
 @pytest.mark.parametrize(
     "rule",
     [
-        lambda question: answers_later(question),
+        answers_later,
+        partial(answers_later),
         lambda question: (word in question for word in ("a", "b")),
         lambda question: filter(question.startswith, ("a", "b")),
     ],
 )
 def test_a_result_that_is_no_answer_yet_counts_as_a_failure(rule):
+    """Regression: it is true whatever it would yield, so each question was skipped."""
     decision = load_gate("constant:never", never=rule).decide(ASKED)
     assert (decision.retrieve, "failed" in decision.reason) == (True, True)
-
-
-def names_one(question, words=("Contract", "lease")):
-    return any(word in question for word in words)
-
-
-def has_channel(question, words=(), *, metadata=None):
-    return metadata is not None and "channel" in metadata and words == ()
 
 
 @pytest.mark.parametrize(
     ("rule", "matches"),
     [
-        (names_one, True),
-        (partial(names_one, words=["lease"]), False),
-        (partial(names_one, words=["Contract"]), True),
+        (lambda question, words=("Contract", "lease"): any(word in question for word in words), True),
         (lambda question, *words: not words, True),
         (re.compile("who", re.IGNORECASE).search, True),
         ("contract".__contains__, False),
         (ASKED.__eq__, True),
-        (has_channel, True),
-        (lambda question, data: "channel" in data, True),
+        (partial(is_support), False),
         (lambda question, metadata=(): "channel" in metadata, True),
     ],
 )
@@ -197,13 +169,6 @@ def test_an_example_of_always_wins_over_a_pattern_of_never():
     assert retrieved.reason.startswith("A rule in always= matches: the example 'Which clause?'")
 
 
-def test_without_examples_of_always_a_pattern_of_never_costs_no_reading():
-    proxy = Directions()
-    gate = load_gate("constant:always", proxy=proxy, never=[re.compile("letter"), "Which clause?"])
-    assert gate.decide("Translate the letter.").retrieve is False
-    assert proxy.read == []
-
-
 def test_a_gate_on_another_model_asks_the_encoder(monkeypatch):
     encoder = Directions()
     monkeypatch.setattr(decision_engine, "gate_proxy", {ENCODER: encoder}.__getitem__)
@@ -266,12 +231,9 @@ def test_a_rule_decides_in_a_router_whatever_is_found_or_begun(name, threshold, 
 
 def test_langchain_takes_rules_and_keeps_them():
     gate = RetrievalGate("constant:never", always=["Which clause?", CONTRACT])
-    assert gate.invoke(ASKED).reason == "A rule in always= matches: the pattern 'contracts?'."
-    assert gate.for_arm(Writer()).invoke(ASKED).retrieve is True
-    assert RetrievalGate(gate.gate, always=gate.always).gate is gate.gate, "as a config makes it anew"
+    assert gate.for_arm(Writer()).invoke(ASKED).override.retrieve
     replaced = RetrievalGate(gate.gate, always=re.compile("lease"), never=CONTRACT)
     assert replaced.invoke(ASKED).retrieve is False
-    assert dumpd(gate)["kwargs"]["always"][0] == "Which clause?", "no dump loses a rule"
     examples = RetrievalGate("constant:never", always=["Which clause?"])
     again = load(dumpd(examples), allowed_objects=[RetrievalGate], valid_namespaces=["rgate_integrations"])
     assert again.gate.rules == examples.gate.rules
@@ -302,9 +264,8 @@ def test_rules_of_a_file(tmp_path):
     path = tmp_path / "rules.json"
     path.write_text(json.dumps({"always": ["Which clause?", {"pattern": "(?i)contract"}]}))
     rules = Rules.read(path)
+    assert rules.always == ("Which clause?", re.compile("(?i)contract"))
     (likeness,) = rules.likeness_for(load_gate().gate)
-    assert likeness.examples == (("always", "Which clause?"),)
-    assert load_gate("constant:never", always=rules.always[1:]).decide("The CONTRACT").retrieve
     assert likeness.compare(np.array([[ALIKE - 0.01]])) is None
     path.write_text(json.dumps({"always": [{"pattern": "contract"}]}))
     options = ["--gate", "constant:never", "--rules", str(path)]
@@ -322,12 +283,9 @@ def test_rules_in_langchain_see_the_metadata_of_the_call():
     ("text", "why"),
     [
         *((text, "rules") for text in ("", "[]", '{"always": "x"}', '{"sometimes": []}', '{"never": [{}]}')),
-        ('{"alway": []}', r"read: unknown key 'alway'; use 'always' or 'never'\. Hint"),
-        ('{"never": ["x", {"patern": "x"}]}', r"never\.1: unknown key 'patern'; use 'pattern'\. Hint"),
-        (
-            '{"never": ["x", {"pattern": "("}]}',
-            r"never\.1: Input should be a valid regular expression\. Hint",
-        ),
+        ('{"alway": []}', r"read: alway.*should be 'always' or 'never'\. Hint"),
+        ('{"never": ["x", {"patern": "x"}]}', r"never\.1\.pattern\.patern.*'pattern'\. Hint"),
+        ('{"never": ["x", {"pattern": "("}]}', r"never\.1.*should be a valid regular expression\. Hint"),
     ],
 )
 def test_one_problem_of_a_file_that_holds_no_rules_is_named(tmp_path, text, why):

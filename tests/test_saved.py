@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,29 +35,13 @@ def test_a_gate_is_read_back_as_it_was_saved(tmp_path):
 
 def test_a_saved_gate_decides_by_its_threshold_and_model_unless_others_are_given(tmp_path):
     name = str(save_gate(PROBE, tmp_path / "g"))
-    gate = load_gate(name, proxy=ScriptedProxy())
-    assert (gate.threshold, gate.proxy, load_gate(name, threshold=0.9).threshold) == (0.4, "scripted", 0.9)
-    assert 0 < gate.decide("who?").p_known < 1
-
-
-def test_another_artefact_brings_its_own_threshold_and_model(tmp_path):
-    """Regression: the threshold and the proxy of the artefact before it stayed."""
-    name = str(save_gate(PROBE, tmp_path / "g"))
-    other = str(save_gate(replace(PROBE, threshold=0.7, base_model="other"), tmp_path / "h"))
     gate = load_gate(name).gate
+    assert (gate.threshold, gate.proxy, gate.replace(threshold=0.9).threshold) == (0.4, "scripted", 0.9)
+    # Regression: the threshold and the proxy of the artefact before it stayed.
+    other = str(save_gate(replace(PROBE, threshold=0.7, base_model="other"), tmp_path / "h"))
     replaced = gate.replace(artifact=other)
     assert (replaced.threshold, replaced.proxy, replaced.artifact) == (0.7, "other", other)
     assert gate.replace(artifact=other, threshold=0.2).threshold == 0.2
-    assert gate.replace(threshold=0.9).artifact == name
-
-
-def test_every_call_reads_the_files_anew(tmp_path):
-    folder = save_gate(PROBE, tmp_path / "g")
-    before = (folder / "gate.json").stat()
-    save_gate(replace(PROBE, threshold=0.6), folder)
-    # As old as before: an earlier version distinguished files by their time.
-    os.utime(folder / "gate.json", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert read_gate(folder).threshold == 0.6
 
 
 def test_a_gate_that_a_kill_left_aside_still_loads(tmp_path):
@@ -96,30 +79,10 @@ def test_a_gate_that_lost_any_part_is_refused(tmp_path, gate):
     folder = save_ik(tmp_path / "g") if gate is ADAPTER else save_gate(gate, tmp_path / "g")
     file = folder / "gate.json"
     saved = json.loads(file.read_text())
-    for name in saved.keys() - {
-        "together",
-        "romanised_weight",
-        "romanised_bias",
-    }:  # an earlier version had none
+    for name in saved:
         file.write_text(json.dumps({key: value for key, value in saved.items() if key != name}))
         with pytest.raises(ModelLoadError, match=r"cannot be read|is damaged"):
             read_gate(folder)
-    file.write_text(json.dumps(saved))
-    assert read_gate(folder) == gate
-
-
-def test_weights_without_their_bias_are_refused(tmp_path):
-    folder = save_gate(
-        replace(HEADS, romanised_weight=np.zeros((1, 4), np.float32), romanised_bias=1.0), tmp_path / "g"
-    )
-    change(folder, romanised_bias=None)
-    with pytest.raises(ModelLoadError, match="romanised_bias is missing"):
-        read_gate(folder)
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_the_shipped_gates_are_complete(name):
-    assert read_gate(name).threshold > 0
 
 
 @pytest.mark.parametrize(
@@ -183,16 +146,6 @@ def test_log_probabilities_are_weighed_against_the_words(tmp_path, logprobs, log
     assert ("log-probabilities" in found.reason) == (logprobs is not None)
 
 
-# --- for which model --------------------------------------------------------------------------------------------
-
-
-def test_a_probe_for_another_model_retrieves_and_says_so(tmp_path):
-    wide = save_gate(replace(PROBE, weight=np.zeros((2, 9), np.float32)), tmp_path / "g")
-    decision = load_gate(str(wide), proxy=ScriptedProxy()).decide("who?")
-    assert (decision.retrieve, decision.error.type) == (True, "ModelLoadError")
-    assert "was trained on 'scripted'" in decision.reason
-
-
 # --- adapters, calibrated gates, the Hub ----------------------------------------------------------------------------
 
 
@@ -200,12 +153,9 @@ def test_an_adapter_becomes_a_gate(tmp_path):
     assert read_gate(save_ik(tmp_path)) == ADAPTER
     gate = load_gate(str(tmp_path)).gate
     assert (gate.name, gate.tokens, gate.proxy, gate.adapter) == ("ik", 0, "scripted", str(tmp_path))
-    weights = tmp_path / "adapter_model.safetensors"
-    weights.write_bytes(b"other")
-    for why in ("checksum", "cannot be read"):
-        with pytest.raises(ModelLoadError, match=why):
-            load_gate(str(tmp_path))
-        weights.unlink(missing_ok=True)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"other")
+    with pytest.raises(ModelLoadError, match="checksum"):
+        load_gate(str(tmp_path))
 
 
 def test_a_gate_is_saved_by_its_parameters(tmp_path):
@@ -233,34 +183,17 @@ def test_a_folder_that_is_named_like_a_gate_is_loaded_by_the_name_that_is_printe
 @pytest.mark.parametrize(
     "make", [save_ik, lambda folder: save_gate(PROBE, folder)], ids=["adapter", "weights"]
 )
-def test_a_gate_that_contains_a_saved_one_finds_it_from_another_folder(tmp_path, monkeypatch, make):
+def test_a_gate_that_contains_a_saved_one_finds_it_after_both_have_moved(tmp_path, monkeypatch, make):
     """Regression: the inner gate's relative folder was taken for a Hub id."""
     monkeypatch.chdir(tmp_path)
-    make(Path("inner"))
-    gate = load_gate("calibrated", inner="./inner").gate
-    save_gate(saved_gate(gate, {}), "outer")
-    (tmp_path / "elsewhere").mkdir()
-    for name in ("inner", "outer"):  # both have moved, for example into a container
-        (tmp_path / name).rename(tmp_path / "elsewhere" / name)
-    assert load_gate("elsewhere/outer").gate.inner.trained.base_model == "scripted"
-    again = load_gate(str(tmp_path / "elsewhere" / "inner"))
-    assert load_gate("elsewhere/inner").decides_like(again)
-
-
-def test_a_gate_inside_another_is_found_through_links_and_a_shipped_one_by_its_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("models").mkdir()
-    save_gate(PROBE, "models/inner")
-    Path("linked").symlink_to("models")
-    save_gate(saved_gate(load_gate("calibrated", inner="linked/inner").gate, {}), "linked/v3")
-    Path("deploy").mkdir()
-    Path("deploy/current").symlink_to(tmp_path / "models" / "v3")
-    for name in ("models/v3", "linked/v3", "deploy/current"):
+    Path("old").mkdir()
+    make(Path("old/inner"))
+    save_gate(saved_gate(load_gate("calibrated", inner="old/inner").gate, {}), "old/outer")
+    Path("old").rename("new")
+    Path("link").symlink_to("new/outer")
+    for name in ("new/outer", "link"):
         assert load_gate(name).gate.inner.trained.base_model == "scripted"
-    Path("default").mkdir()  # a folder of anything else
-    save_gate(saved_gate(load_gate("calibrated", inner="default").gate, {}), "models/v4")
-    Path("models/v4/default").mkdir()
-    assert load_gate("models/v4").gate.inner.artifact == "default"
+    assert load_gate("new/inner").decides_like(load_gate(str(tmp_path / "new" / "inner")))
 
 
 def test_a_gate_comes_from_the_hub(tmp_path, monkeypatch):
@@ -273,7 +206,6 @@ def test_a_gate_comes_from_the_hub(tmp_path, monkeypatch):
 
 
 def test_what_ships_is_small_and_documented():
-    assert {DEFAULT_GATE, "default-answer"} <= set(shipped())
     size = 0
     for name in shipped():
         saved = read_gate(name)
@@ -282,13 +214,8 @@ def test_what_ships_is_small_and_documented():
         assert all(len(data["sha256"]) == 64 for data in saved.provenance["data"])
         assert load_gate(name).proxy == saved.base_model
     assert size < 13e6
-
-
-def test_the_default_gate_reads_the_question_alone_and_names_its_sources():
-    assert [type(spec).__name__ for spec in load_gate().gate.specs] == ["RequestSpec", "KindsSpec"]
     facts = read_gate(DEFAULT_GATE).provenance
     assert all(data["licence"] and not data["licence"].startswith("none") for data in facts["data"])
-    assert facts["metrics"]["auc_mean"] > 0.64
     assert min(facts["metrics"]["auc_without_source"].values()) > 0.95
 
 

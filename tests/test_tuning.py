@@ -19,8 +19,8 @@ from rgate_integrations.errors import (
     ModelLoadError,
 )
 from rgate_integrations.gates.artifacts import SavedGate
+from rgate_integrations.gates.composite import draft_features
 from rgate_integrations.gates.folder import save_gate
-from rgate_integrations.gates.tuned import draft_features
 from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS

@@ -79,13 +79,16 @@ def test_what_a_message_rests_on(turns, expected):
 
 @pytest.mark.model
 def test_a_retry_and_a_turn_in_a_row_inherit_what_they_concern_and_thanks_do_not(gate):
-    requests = []
-    for asked in (ASKED, EASY):
-        requests.append(Request("Please answer in English.", [f"user: {asked}"]))
-        requests.append(Request("That is not what I asked.", [f"user: {asked}", FAILED]))
-        requests.append(Request("Thank you so much!", [f"user: {asked}", "assistant: That is on 4 May."]))
-    assert [d.retrieve for d in gate.decide_batch(requests)] == [True, True, False, False, False, False]
-    assert [d.question for d in gate.decide_batch(requests)][1] == "That is not what I asked."
+    for asked, retrieve in ((ASKED, True), (EASY, False)):
+        again, retry, thanks = gate.decide_batch(
+            [
+                Request("Please answer in English.", [f"user: {asked}"]),
+                Request("That is not what I asked.", [f"user: {asked}", FAILED]),
+                Request("Thank you so much!", [f"user: {asked}", "assistant: That is on 4 May."]),
+            ]
+        )
+        assert (again.retrieve, retry.retrieve, thanks.retrieve) == (retrieve, retrieve, False)
+        assert retry.question == "That is not what I asked."
 
 
 @pytest.mark.model
@@ -107,11 +110,6 @@ def test_words_that_only_look_like_a_follow_up_are_skipped(gate):
     assert [d.question for d in gate.decide_batch(whole) if d.retrieve] == []
     follow_ups = ("How tall is he?", "What is its capital?", "Can you summarise that?")
     assert [d.question for d in gate.decide_batch(follow_ups) if not d.retrieve] == []
-
-
-@pytest.mark.model
-def test_a_rule_that_never_retrieves_does_not_skip_what_refers_back():
-    assert load_gate(never=lambda question: True).decide("How tall is he?").retrieve
 
 
 @pytest.mark.model

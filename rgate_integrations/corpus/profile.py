@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from rgate_integrations.corpus.background import background
-from rgate_integrations.corpus.sampling import Sample, collect_passages, overlap, sample_texts
+from rgate_integrations.corpus.sampling import Sample, collect_passages, sample_texts
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.errors import ConfigurationError, ProfileError, WriteError
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, EncoderProxy
@@ -59,14 +58,10 @@ _MIN_COMMON = 0.2
 corpora together have 0.4."""
 _MIN_OVERLAP = 0.7  # with a smaller overlap of passages, a corpus needs a new profile
 _ENCODER = f"{ENCODER} {FINGERPRINT}"
+BACKGROUND_FILE = Path(__file__).with_name("background.npz")
 _MAKE_AGAIN = "Make a new profile with rgate profile --corpus FILE.jsonl --out DIR."
 
 Source: TypeAlias = Literal["texts", "retriever", "description"]
-_WITHOUT_TEXT: dict[Source, tuple[str, str]] = {
-    "texts": ("has no passages", "Pass at least one text that is not blank."),
-    "retriever": ("has no passages", "Check that the retriever finds passages, and that they have text."),
-    "description": ("has a blank description", "Describe in a sentence or two what the corpus is about."),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +172,8 @@ class CorpusProfile:
     def _from_sample(cls, sample: Sample, name: str, source: Source) -> Self:
         if not sample.texts:
             raise ProfileError(
-                f"The corpus {name!r} {_WITHOUT_TEXT[source][0]}.", hint=_WITHOUT_TEXT[source][1]
+                f"The corpus {name!r} has no passages.",
+                hint="Pass texts that are not blank, or a retriever that finds passages with text.",
             )
         encoder = EncoderProxy().encoder
         beginnings = [text[:_READ_CHARS] for text in sample.texts]
@@ -293,7 +289,10 @@ class CorpusProfile:
         Raises:
             ProfileError: A passage is not a string.
         """
-        return overlap(self.sketch, sample_texts(texts, MAX_PASSAGES).sketch) < _MIN_OVERLAP
+        ours, theirs = {*self.sketch}, {*sample_texts(texts, MAX_PASSAGES).sketch}
+        # The smallest hashes of both together are a sample of all passages (MinHash).
+        smallest = sorted(ours | theirs)[: max(len(ours), len(theirs))]
+        return len(ours & theirs & {*smallest}) < _MIN_OVERLAP * len(smallest)
 
     def save(self, folder: str | Path) -> Path:
         """Save into a folder atomically, replacing an earlier profile, and return the folder.
@@ -444,3 +443,42 @@ def profile_texts(texts: Collection[str], name: str, folder: Path | None = None)
             # The cache is optional: the folder may be read-only.
             _log.warning("The profile of %r was not saved: %s", name, error)
     return profile
+
+
+# --- what all profiles share ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Background:
+    """A projection that spreads the encoder's sentence vectors apart, and requests that need no corpus.
+
+    Sentence vectors are close together, and those of one language even closer. So the projection removes the mean of
+    questions or passages and the directions that distinguish languages, and scales the other directions towards equal
+    variance. ``benchmarks/corpora.py --write`` makes ``background.npz``.
+
+    Attributes:
+        question_mean: Mean vector of questions, shape (384,).
+        passage_mean: Mean vector of passages, shape (384,).
+        directions: Projection matrix, applied after one of these means is subtracted, shape (384, 256).
+        requests: Projected vectors of requests that need no corpus, such as small talk, shape (requests, 256).
+    """
+
+    question_mean: Float32Array
+    passage_mean: Float32Array
+    directions: Float32Array
+    requests: Float32Array
+
+    def project_questions(self, vectors: Float32Array) -> Float32Array:
+        """Return the projections, of length 1 and shape (questions, 256), of vectors of shape (questions, 384)."""
+        return unit(np.float32(vectors - self.question_mean) @ self.directions)
+
+    def project_passages(self, vectors: Float32Array) -> Float32Array:
+        """Return the projections, of length 1 and shape (passages, 256), of vectors of shape (passages, 384)."""
+        return unit(np.float32(vectors - self.passage_mean) @ self.directions)
+
+
+@cache
+def background() -> Background:
+    """Return the shipped `Background`, which is loaded once per process."""
+    saved = {name: array.astype(np.float32) for name, array in np.load(BACKGROUND_FILE).items()}
+    return Background(**saved | {"requests": unit(saved["requests"])})

@@ -57,12 +57,6 @@ def sample_texts(texts: Iterable[str], most: int) -> Sample:
     return Sample(tuple(sampled[number] for number in numbers), seen, tuple(numbers[:_SKETCH_SIZE]))
 
 
-def overlap(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """Estimate, from two sketches, which share of two corpora's passages is in both, in [0, 1] (Jaccard index)."""
-    smallest = sorted({*one, *other})[: max(len(one), len(other))]
-    return len({*smallest} & {*one} & {*other}) / max(len(smallest), 1)
-
-
 def _passages(texts: Iterable[str]) -> Iterator[str]:
     several = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")  # `iter` could read a database
     for text in texts if several and not isinstance(texts, str) else [texts]:

@@ -271,26 +271,13 @@ def fallback_decision(
         gate: Name of the gate.
     """
     failure = Failure.from_error(error)
+    decision = Decision(question=question, retrieve=True, p_known=0.0, threshold=threshold, gate=gate)
     if isinstance(error, RefusalError):
-        return Decision(
-            question=question,
-            retrieve=True,
-            p_known=0.0,
-            threshold=threshold,
-            reason=failure.message,
-            override=Override(retrieve=True, reason=failure.message),
-            gate=gate,
-        )
+        override = Override(retrieve=True, reason=failure.message)
+        return decision.model_copy(update={"override": override, "reason": failure.message})
     problem = "The question is invalid" if isinstance(error, InvalidQuestionError) else "The gate failed"
-    return Decision(
-        question=question,
-        retrieve=True,
-        p_known=0.0,
-        threshold=threshold,
-        reason=f"{problem}, so it retrieves: {failure.message}",
-        gate=gate,
-        error=failure,
-    )
+    reason = f"{problem}, so it retrieves: {failure.message}"
+    return decision.model_copy(update={"error": failure, "reason": reason})
 
 
 def read_item(question: str | Request | Failed, **fields: Unpack[RequestFields]) -> Request | Failed:

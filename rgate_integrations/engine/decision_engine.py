@@ -15,7 +15,7 @@ from rgate_integrations.engine.decider import Decider, OnError
 from rgate_integrations.engine.scoring import score_requests
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate, Score
-from rgate_integrations.gates.evidence.base import Drafter, Sources, expand_specs
+from rgate_integrations.gates.evidence.base import Drafter, Sources
 from rgate_integrations.gates.rules import RuleOptions, RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.proxies import gate_proxy
@@ -46,7 +46,7 @@ class DecisionEngine(Decider):
         never: Rules for what never retrieves.
 
     Raises:
-        ConfigurationError: An argument, or `Gate.specs`, is invalid.
+        ConfigurationError: An argument is invalid.
     """
 
     knows_follow_ups = True
@@ -71,7 +71,6 @@ class DecisionEngine(Decider):
         self._proxy = proxy if isinstance(proxy, Proxy) else None
         if proxy is not None:
             gate = gate.replace(proxy=getattr(proxy, "name", proxy))
-        _check_specs(gate)
         self.gate = gate
         self.rules = Rules.coerce(always, never)
         self.on_error = valid_choice(on_error, "on_error", get_args(OnError))
@@ -264,22 +263,6 @@ class DecisionEngine(Decider):
             outcome=score.outcome,
         )
         return decision if request.threshold is None else decision.with_threshold(request.threshold)
-
-
-def _check_specs(gate: Gate) -> None:
-    """Check that a gate's specs are specs.
-
-    If they cannot be read, nothing is raised: the gate fails, so its decisions retrieve, and say why.
-
-    Raises:
-        ConfigurationError: They are something else.
-    """
-    try:
-        expand_specs(gate.specs)
-    except ConfigurationError:
-        raise
-    except Exception:  # a gate may be a user's code
-        return
 
 
 def _without_source(config: dict[str, Any]) -> dict[str, Any]:

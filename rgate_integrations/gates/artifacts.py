@@ -348,7 +348,7 @@ class FactHeads:
         ability_slope: Added to the logit for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an unknown LLM.
         news_weight: Weights that detect news, shape (L, H), float32: a question may be about news if
-            ``sum(news_weight * states) + news_bias > 0``. None for no such check.
+            ``sum(news_weight * states) + news_bias > 0``.
         news_bias: See `news_weight`.
     """
 
@@ -358,23 +358,20 @@ class FactHeads:
     known_bias: Finite
     ability_slope: Finite
     default_ability: tuple[Finite, Finite]
-    news_weight: Weights | None = field(default=None, repr=False, compare=False)
-    news_bias: Finite = 0.0
+    news_weight: Weights = field(repr=False, compare=False)
+    news_bias: Finite
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the shapes match."""
         check_shape("known_weight", self.known_weight, len(self.layers))
-        if self.news_weight is not None:
-            check_shape("news_weight", self.news_weight, len(self.layers))
+        check_shape("news_weight", self.news_weight, len(self.layers))
 
     def about_news(self, states: AnyStates) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return whether each of n questions may be about news, shape (n,); all False without `news_weight`.
+        """Return whether each of n questions may be about news, shape (n,).
 
         Args:
             states: Pooled states, shape (n, L, H).
         """
-        if self.news_weight is None:
-            return np.zeros(len(states), bool)
         return weighted(states, self.news_weight) + self.news_bias > 0
 
     def known_logits(self, states: AnyStates, theta: float | Float64Array, sd: float = 0.0) -> Float64Array:
@@ -409,8 +406,8 @@ class HeadsArtifact(SavedGate):
         segments: Classifies a segment by the states of `base_model`, which reads any language.
         in_context: Also classifies each segment of a request that has several of them or earlier turns. Some of the
             layers it reads were trained to classify requests.
-        together: Classifies all segments of such a request together, from the layers of `in_context`; None in gates
-            saved by earlier versions. The mean of both heads' logits is averaged with the logits of `segments`.
+        together: Classifies all segments of such a request together, from the layers of `in_context`. The mean of
+            both heads' logits is averaged with the logits of `segments`.
         first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
         facts: Estimates the same from a second model's states, which is more accurate but needs a second pass; for
             English only.
@@ -418,33 +415,29 @@ class HeadsArtifact(SavedGate):
             ``sum(english_weight * states) + english_bias > 0``, where the states are those of `base_model` at
             the layers of `first_facts`.
         english_bias: See `english_weight`.
-        romanised_weight: Likewise, for romanised text such as Hindi in Latin letters. None for no such check.
+        romanised_weight: Likewise, for romanised text such as Hindi in Latin letters.
         romanised_bias: See `romanised_weight`.
     """
 
     method: Literal["heads"] = "heads"
     segments: KindHead
     in_context: KindHead
-    together: AttentionHead | None = None
+    together: AttentionHead
     first_facts: FactHeads
     facts: FactHeads
     english_weight: Weights = field(repr=False, compare=False)
     english_bias: Finite
-    romanised_weight: Weights | None = field(default=None, repr=False, compare=False)
-    romanised_bias: Finite | None = None
+    romanised_weight: Weights = field(repr=False, compare=False)
+    romanised_bias: Finite
 
     def __post_init__(self) -> None:
         """Raise ValueError if weights that detect a language have a wrong shape, or heads do not fit together."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
-        if self.romanised_weight is not None:
-            check_shape("romanised_weight", self.romanised_weight, len(self.first_facts.layers))
-            if self.romanised_bias is None:
-                raise ValueError("romanised_bias is missing")
-        together = self.together or self.in_context
-        names = [[kind.name for kind in head.kinds] for head in (self.segments, self.in_context, together)]
-        if names != names[:1] * 3:
+        check_shape("romanised_weight", self.romanised_weight, len(self.first_facts.layers))
+        heads = (self.segments, self.in_context, self.together)
+        if len({tuple(kind.name for kind in head.kinds) for head in heads}) > 1:
             raise ValueError("segments, in_context and together have different kinds")
-        if together.layers != self.in_context.layers:
+        if self.together.layers != self.in_context.layers:
             raise ValueError("in_context and together read different layers")
 
     @property
@@ -465,9 +458,7 @@ class HeadsArtifact(SavedGate):
         if in_context:
             layers = (*self.segments.layers, *self.context_layers)
             states = states[:, [layers.index(layer) for layer in self.in_context.layers]]
-            context = self.in_context.logits(states, layout)
-            if self.together is not None:
-                context = (context + self.together.logits(states, layout)) / 2
+            context = (self.in_context.logits(states, layout) + self.together.logits(states, layout)) / 2
             logits = (logits + context) / 2
         return softmax(logits)
 
@@ -476,9 +467,7 @@ class HeadsArtifact(SavedGate):
         return bool(weighted(states[None], self.english_weight)[0] + self.english_bias > 0)
 
     def is_romanised(self, states: AnyStates) -> bool:
-        """Return whether a question is romanised text, by its pooled states; False without `romanised_weight`."""
-        if self.romanised_weight is None or self.romanised_bias is None:
-            return False
+        """Return whether a question is romanised text, by its pooled states, shape (L, H)."""
         return bool(weighted(states[None], self.romanised_weight)[0] + self.romanised_bias > 0)
 
 

@@ -45,7 +45,6 @@ ADAPTER = "adapter_model.safetensors"
 
 _MAX_HEADER = 1 << 16
 _MAX_WEIGHTS = 1 << 32  # bytes; the adapter of a 70B model has about 1 GiB
-_ADDED = {"together", "romanised_weight", "romanised_bias"}
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
     "probe": ProbeArtifact,
@@ -209,7 +208,7 @@ def read_gate(name: str | Path) -> SavedGate:
                 _put_arrays(content, weights)
         gate = kind(**content)
         # `gate_files` writes every field, so a default would not be the gate that was saved.
-        missing = [field.name for field in fields(kind) if field.name not in {*content, *_ADDED}]
+        missing = [field.name for field in fields(kind) if field.name not in content]
         if missing:
             raise ValueError(f"{missing[0]} is missing")
         return gate

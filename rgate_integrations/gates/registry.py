@@ -30,21 +30,21 @@ from rgate_integrations.runtime.files import SHIPPED, find_folder
 
 _GATES = {
     "adapt": "papers.verdicts:AdaptGate",
-    "answer": "answer:AnswerGate",
-    "boundary": "papers.boundary:BoundaryGate",
-    "calibrated": "calibrated:CalibratedGate",
+    "answer": "composite:AnswerGate",
+    "boundary": "papers.verdicts:BoundaryGate",
+    "calibrated": "composite:CalibratedGate",
     "constant": "papers.baselines:ConstantGate",
     "heads": "heads:HeadsGate",
     "ik": "papers.verdicts:IKGate",
     "neighbours": "papers.baselines:NeighboursGate",
     "popularity": "papers.baselines:PopularityGate",
-    "probe": "probe:ProbeGate",
+    "probe": "trained:ProbeGate",
     "prompt": "papers.verdicts:PromptGate",
     "remote": "remote:RemoteGate",
     "self_eval": "papers.verdicts:SelfEvalGate",
     "slimplm": "papers.verdicts:SlimPLMGate",
     "token_probability": "papers.baselines:TokenProbabilityGate",
-    "tuned": "tuned:TunedGate",
+    "tuned": "composite:TunedGate",
 }
 
 
@@ -164,9 +164,10 @@ def _find_beside(folder: Path, name: str) -> str:
 
     If there is none at that path, return ``name``.
     """
-    # The folder may be a link, beside which there is nothing.
-    paths = (os.path.abspath(folder / name), os.path.realpath(folder.resolve() / name))
-    return next(filter(has_gate, paths), name)
+    path = os.path.realpath(
+        folder.resolve() / name
+    )  # the folder may be a link, beside which there is nothing
+    return path if has_gate(path) else name
 
 
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:

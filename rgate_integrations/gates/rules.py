@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Discriminator, Field, Tag, TypeAdapter
 
 from rgate_integrations.decision import Request
-from rgate_integrations.errors import ConfigurationError, DataFormatError, first_line
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_pass
@@ -33,12 +33,11 @@ from rgate_integrations.models.proxies import require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import SHIPPED, read_file
+from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import Segmented
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
-"""An example, a pattern to search for, or a function of the question and, optionally, its metadata.
-
-Metadata is the function's second positional argument, unless that has a default, or its argument ``metadata``."""
+"""An example, a pattern to search for, or a function of the question and perhaps of an argument ``metadata``."""
 
 RuleOrRules: TypeAlias = Rule | Sequence[Rule]
 
@@ -53,13 +52,17 @@ class RuleOptions(TypedDict, total=False):
 ALIKE = 0.28
 """Minimum cosine for a segment (sentence or line) to count as similar to an example; from ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
-_ANSWER_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _MAX_SHOWN = 60  # maximum characters of an example to quote in a reason
 
 _WrittenPattern: TypeAlias = Annotated[
     dict[Literal["pattern"], re.Pattern[str]], Field(min_length=1), AfterValidator(itemgetter("pattern"))
 ]
-_WRITTEN = TypeAdapter(dict[Literal["always", "never"], list[str | _WrittenPattern]])
+# With tags, an error is about a rule as text or about it as a pattern, not about both.
+_WrittenRule: TypeAlias = Annotated[
+    Annotated[str, Tag("text")] | Annotated[_WrittenPattern, Tag("pattern")],
+    Discriminator(lambda rule: "text" if isinstance(rule, str) else "pattern"),
+]
+_WRITTEN = TypeAdapter(dict[Literal["always", "never"], list[_WrittenRule]])
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,7 @@ class Rules:
         """Return the rules for the arguments ``always=`` and ``never=``, each of which is one or several rules.
 
         Raises:
-            ConfigurationError: A rule is neither an example, a pattern nor a function, an example is empty, or a
-                function is async or a generator.
+            ConfigurationError: A rule is neither an example, a pattern nor a function, or an example is empty.
         """
         return cls(_check_rules("always", always), _check_rules("never", never))
 
@@ -98,17 +100,8 @@ class Rules:
             rules: dict[Any, Any] = _WRITTEN.validate_json(read_file(path).removeprefix(codecs.BOM_UTF8))
             return cls.coerce(**rules)
         except (OSError, ValueError) as error:
-            problem = getattr(error, "message", first_line(error))
-            if isinstance(error, ValidationError):
-                # A rule that is neither text nor a pattern has a problem for each; the pattern's says more.
-                deepest = max(error.errors(), key=lambda each: len(each["loc"]))
-                location, problem = deepest["loc"], deepest["msg"]
-                if location[-1:] == ("[key]",):
-                    problem = f"unknown key {location[-2]!r}; use {deepest['ctx']['expected']}"
-                    location = location[:-2]
-                problem = f"{'.'.join(map(str, location[:2]))}: {problem}".removeprefix(": ")
             raise DataFormatError(
-                f"The rules in {str(path)!r} cannot be read: {problem}",
+                f"The rules in {str(path)!r} cannot be read: {first_problem(error)}.",
                 hint='For example: {"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
             ) from error
 
@@ -125,7 +118,7 @@ class Rules:
     def match(self, request: Request, names: Sequence[str]) -> Score | None:
         """Return a score with an override for the first pattern or function that matches; None if none does.
 
-        A function that fails counts as a match, and the request retrieves.
+        A function that fails, or is async or a generator, counts as a match, and the request retrieves.
 
         Args:
             request: The request.
@@ -210,11 +203,6 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
                 f"A rule in {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
                 hint=f'For example, {name}=["Which clause ...?", re.compile("contract"), a_function].',
             )
-        if any(test(part) for test in _ANSWER_LATER for part in (rule, type(rule).__call__)):
-            raise ConfigurationError(
-                f"A function in {name}= is async or a generator, so what it returns is always true.",
-                hint="Pass a plain function that returns True or False.",
-            )
     return tuple(rules)
 
 
@@ -233,26 +221,14 @@ def _match_rule(rule: Rule, request: Request) -> str:
     if isinstance(rule, str):
         return ""
     name = getattr(rule, "__name__", type(rule).__name__)
-    matches = _call_rule(rule, request)
+    options = {}
+    with suppress(ValueError):  # some builtins have no signature
+        if "metadata" in inspect.signature(rule).parameters:
+            options = {"metadata": request.metadata}
+    matches: object = rule(request.question, **options)
     if isinstance(matches, Awaitable | AsyncIterator | Iterator):  # true, whatever it would yield
         raise TypeError(f"{name} returned {type(matches).__name__}, not True or False")
     return f"{name} returned true." if matches else ""
-
-
-def _call_rule(rule: Callable[..., bool], request: Request) -> object:
-    """Call a function with the question and, if it takes it, the metadata; see `Rule`."""
-    others: list[inspect.Parameter] = []
-    with suppress(ValueError):  # some builtins have no signature
-        _, *others = inspect.signature(rule).parameters.values()
-    if any(other.name == "metadata" for other in others):
-        return rule(request.question, metadata=request.metadata)
-    if (
-        others
-        and others[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD
-        and others[0].default is inspect.Parameter.empty
-    ):
-        return rule(request.question, request.metadata)
-    return rule(request.question)
 
 
 def to_directions(states: Float32Array) -> Float64Array:

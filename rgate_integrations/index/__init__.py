@@ -2,6 +2,6 @@
 
 from rgate_integrations.index.hybrid import BM25Index, HybridIndex, fuse
 from rgate_integrations.index.passage_index import PassageIndex
-from rgate_integrations.index.passages import Passage, read_passages
+from rgate_integrations.index.retriever import Passage, read_passages
 
 __all__ = ["BM25Index", "HybridIndex", "Passage", "PassageIndex", "fuse", "read_passages"]

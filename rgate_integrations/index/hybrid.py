@@ -10,8 +10,7 @@ import numpy as np
 
 from rgate_integrations.errors import needs_extra
 from rgate_integrations.index.passage_index import PassageIndex
-from rgate_integrations.index.passages import Passage
-from rgate_integrations.index.retriever import Hit, check_search, passage_id
+from rgate_integrations.index.retriever import Hit, Passage, check_search, passage_id
 from rgate_integrations.runtime.text import IDEOGRAPHS
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,15 @@ from rgate_integrations.errors import (
     needs_extra,
 )
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.passages import Passage, check_passages, decode_passages, encode_passages
-from rgate_integrations.index.retriever import Hit, check_list, check_search
+from rgate_integrations.index.retriever import (
+    Hit,
+    Passage,
+    check_list,
+    check_passages,
+    check_search,
+    decode_passages,
+    encode_passages,
+)
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import check_replaceable, expand, locked, write_atomically
 from rgate_integrations.runtime.threads import ForkSafeLock
@@ -40,25 +48,16 @@ class _State:
 
     Attributes:
         passages: The passages.
-        row_of: The row of each id.
-        buffer: The normalised vectors, one per row, followed by spare rows, so that adding a passage does not copy
-            the others.
+        vectors: Their normalised vectors, shape (passages, dimension).
     """
 
-    passages: tuple[Passage, ...]
-    row_of: Mapping[str, int]
-    buffer: Float32Array
+    passages: tuple[Passage, ...] = ()
+    vectors: Float32Array = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
-    @classmethod
-    def from_passages(cls, passages: Iterable[Passage], buffer: Float32Array) -> _State:
-        """Build the state of passages whose vectors are in the buffer."""
-        rows = tuple(passages)
-        return cls(rows, {passage.id: row for row, passage in enumerate(rows)}, buffer)
-
-    @property
-    def vectors(self) -> Float32Array:
-        """The vectors of the passages, shape (passages, dimension)."""
-        return self.buffer[: len(self.passages)]
+    @cached_property
+    def row_of(self) -> Mapping[str, int]:
+        """The row of each id."""
+        return {passage.id: row for row, passage in enumerate(self.passages)}
 
 
 class PassageIndex:
@@ -87,13 +86,12 @@ class PassageIndex:
         self._faiss = faiss
         self.embedder: Embedder = embedder or SentenceEmbedder()
         self.folder: Path | None = None
-        self._state = _State.from_passages((), np.zeros((0, 0), np.float32))
+        self._state = _State()
         # Only writers take the lock. Readers take one reference to the state, which is immutable.
         self._lock = ForkSafeLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the spare rows, which two indexes must not share.
-        return PassageIndex._from_state, (self.embedder, replace(self._state, buffer=self._state.vectors))
+        return PassageIndex._from_state, (self.embedder, self._state)
 
     @classmethod
     def _from_state(cls, embedder: Embedder, state: _State) -> PassageIndex:
@@ -183,7 +181,7 @@ class PassageIndex:
                     f"The index already has a passage with the id {min(existing)!r}.",
                     hint="Use another id, or replace the passage with upsert.",
                 )
-            self._replace(existing, new, unit(check_vectors(vectors, len(new), old.buffer.shape[1])))
+            self._replace(existing, new, unit(check_vectors(vectors, len(new), old.vectors.shape[1])))
 
     def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
         """Add passages, replacing those with the same ids; see `add`."""
@@ -198,7 +196,7 @@ class PassageIndex:
         with self._lock:
             gone = self._state.row_of.keys() & set(map(str, check_list(ids)))
             if gone:
-                self._replace(gone, [], np.zeros((0, self._state.buffer.shape[1]), np.float32))
+                self._replace(gone, [], self._state.vectors[:0])
             return len(gone)
 
     def _replace(self, gone: Collection[str], passages: Sequence[Passage], vectors: Float32Array) -> None:
@@ -207,16 +205,11 @@ class PassageIndex:
         Only the last statement has an effect: an interrupt before it changes nothing.
         """
         old = self._state
-        rest = tuple(passage for passage in old.passages if passage.id not in gone)
-        count = len(rest) + len(passages)
-        buffer = old.buffer
-        if gone or count > len(buffer):
-            # Twice as large as needed, so that few of many small additions copy all vectors.
-            buffer = np.empty((2 * count, vectors.shape[1]), np.float32)
-            if rest:  # an empty index has no dimension yet
-                buffer[: len(rest)] = np.delete(old.vectors, [old.row_of[name] for name in gone], axis=0)
-        buffer[len(rest) : count] = vectors  # safe, because no reader's state includes these rows
-        self._state = _State.from_passages((*rest, *passages), buffer)
+        rest = [passage for passage in old.passages if passage.id not in gone]
+        if rest:  # an empty index has no dimension yet
+            others = np.delete(old.vectors, [old.row_of[name] for name in gone], axis=0)
+            vectors = np.concatenate([others, vectors])
+        self._state = _State((*rest, *passages), vectors)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
         """Return the passages with these ids, in the order of ``ids``; unknown ids are skipped.
@@ -279,7 +272,7 @@ class PassageIndex:
         state = self._state
         if not state.passages:
             return [[] for _ in vectors]
-        normalised = unit(check_vectors(vectors, len(queries or vectors), state.buffer.shape[1]))
+        normalised = unit(check_vectors(vectors, len(queries or vectors), state.vectors.shape[1]))
         # FAISS pads the results with row -1 if k exceeds the number of vectors.
         k = min(k, len(state.passages))
         nearest = self._faiss.knn(normalised, state.vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
@@ -378,7 +371,7 @@ def _read(path: Path) -> tuple[str, str, _State]:
     if facts.pop("checksum") != checksum(facts, saved, vectors):
         raise ValueError("its checksum does not match, so it was changed after it was saved")
     passages = decode_passages(saved)
-    state = _State.from_passages(passages, check_vectors(vectors, len(passages)))
+    state = _State(tuple(passages), check_vectors(vectors, len(passages)))
     if len(state.row_of) != len(passages):
         raise ValueError("an id occurs twice")
     return facts["embedder"], facts["identity"], state

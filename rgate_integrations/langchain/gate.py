@@ -21,7 +21,7 @@ from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, GateO
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.evidence.draft import generation_cost
+from rgate_integrations.gates.evidence.model_outputs import generation_cost
 from rgate_integrations.langchain.chat_models import (
     as_runnable,
     get_llm_name,

@@ -29,7 +29,7 @@ from rgate_integrations.engine.decider import BoundDecision, Decider, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.evidence.draft import generation_cost
+from rgate_integrations.gates.evidence.model_outputs import generation_cost
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow, variable_set
 from rgate_integrations.runtime.records import read_logprobs

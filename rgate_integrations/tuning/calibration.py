@@ -19,7 +19,7 @@ import numpy as np
 from rgate_integrations.decision import Decision, to_float
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError, needs_extra
-from rgate_integrations.gates.calibrated import CalibratedGate
+from rgate_integrations.gates.composite import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import ProbabilityMap, logits, sigmoids
 from rgate_integrations.gates.registry import asks_server

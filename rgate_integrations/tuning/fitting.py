@@ -13,8 +13,8 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
+from rgate_integrations.gates.composite import draft_features
 from rgate_integrations.gates.probability import logits, sigmoids
-from rgate_integrations.gates.tuned import draft_features
 from rgate_integrations.models.base import HasStates, PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
 from rgate_integrations.prompts import ANSWER

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 from rgate_integrations.answering.claims import REWRITE, Claim, format_claims, parse_claims
 from rgate_integrations.decision import Draft, valid_choice, valid_count
 from rgate_integrations.errors import DataFormatError, NoAnswerError
-from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION, certainty
 from rgate_integrations.gates.papers.verdicts import (
+    BOUNDARY_QUESTION,
     CONTEXT_PROMPT,
     IK_DRAFT,
     IK_QUESTION,
@@ -24,6 +24,7 @@ from rgate_integrations.gates.papers.verdicts import (
     PARAMETRIC_PROMPT,
     RET,
     TARGETS,
+    certainty,
 )
 from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.models.proxies import language_model

@@ -16,7 +16,7 @@ from rgate_integrations.decision import Cost, DraftSource
 from rgate_integrations.errors import DataFormatError, EvidenceError
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
-from rgate_integrations.gates.evidence.draft import DraftSpec
+from rgate_integrations.gates.evidence.model_outputs import DraftSpec
 from rgate_integrations.runtime.records import read_records
 
 
@@ -184,12 +184,7 @@ class LabelledQuestions:
         for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
             label = record.fields.get("known", record.fields.get("closed_book_correct"))
             if label not in (True, False):
-                key = "known" if "known" in record.fields else "closed_book_correct"
-                raise record.error(
-                    f"{key} must be true or false, not {label!r:.60}"
-                    if key in record.fields
-                    else "known is missing"
-                )
+                raise record.error(f"known must be true or false, not {label!r:.60}")
             questions.append(record.text("question"))
             self.known.append(bool(label))
         if not questions:
