@@ -220,8 +220,5 @@ def test_tags_in_the_question_do_not_become_claims():
 def test_a_rewriter_that_returns_another_number_of_lists_is_named(lists):
     """Regression: too few lists ended as "generator raised StopIteration", and further ones were ignored."""
     decisions = [unknown("where is Oulu?", "Oulu is far."), unknown("where is Oulu?", "Oulu is near.")]
-    claim = Claim(text="A.", query="b c")
-    with pytest.raises(
-        ConfigurationError, match=f"The rewriter returned {lists} lists of claims for 2 decisions"
-    ):
-        plan_queries(decisions, rewriter=lambda _: [[claim]] * lists)
+    with pytest.raises(ConfigurationError, match=f"returned {lists} lists of claims for 2 decisions"):
+        plan_queries(decisions, rewriter=lambda _: [[]] * lists)

@@ -32,7 +32,6 @@ from rgate_integrations.llama_index import (
 from tests.begun_answers import LOOK
 from tests.llama_index_parts import (
     Rag,
-    ScriptedGate,
     Shelf,
     ask,
     both_ways,
@@ -104,13 +103,6 @@ def test_an_engine_that_streams_in_threads_alone_can_be_awaited(gate, style):
     assert ask(engine, KNOWN, style)[0] == "It is me."
 
 
-@both_ways
-def test_a_failing_gate_retrieves(gate, call):
-    response = call(gated(gate).with_threshold(0.0), "query", "RAISE")
-    assert response.source_nodes
-    assert response.metadata["rgate"]["error"]["message"] == "gate down"
-
-
 def test_without_an_llm_that_of_the_settings_answers(gate, monkeypatch):
     monkeypatch.setattr(Settings, "_llm", MockLLM())
     assert KNOWN in str(GatedQueryEngine.from_defaults(plain(), gate).query(KNOWN))
@@ -122,22 +114,16 @@ def parts(gate):
 
 
 @both_ways
-@pytest.mark.parametrize("decides", [load_gate("ik", proxy=ScriptedProxy(), threshold=0.5), ScriptedGate()])
 @pytest.mark.parametrize(("threshold", "retrieves"), [(0.0, False), (1.0, True)])
-def test_each_part_decides_at_a_threshold_of_its_own(call, decides, threshold, retrieves):
-    engine, retriever, selector = (part.with_threshold(threshold) for part in parts(decides))
+def test_each_part_decides_at_a_threshold_of_its_own(gate, call, threshold, retrieves):
+    engine, retriever, selector = (part.with_threshold(threshold) for part in parts(gate))
     decision = call(engine, "query", KNOWN).metadata["rgate"]
     assert (decision["retrieve"], decision["threshold"]) == (retrieves, threshold)
     assert ("rgate" not in call(retriever, "retrieve", KNOWN)[0].node.metadata) is retrieves
     assert call(selector, "select", ["direct", "retrieve"], KNOWN).ind == int(retrieves)
     assert call(engine.with_threshold(None), "query", KNOWN).metadata["rgate"]["threshold"] == 0.5
-
-
-@pytest.mark.parametrize("threshold", [-1.0, float("nan"), "high"])
-def test_what_is_no_threshold_is_an_error_at_once(gate, threshold):
-    for part in parts(gate):
-        with pytest.raises(ConfigurationError, match="threshold must be a finite number"):
-            part.with_threshold(threshold)
+    with pytest.raises(ConfigurationError, match="threshold must be a finite number"):
+        engine.with_threshold(-1.0)
 
 
 @pytest.mark.parametrize(
@@ -167,14 +153,6 @@ def test_a_bundle_and_its_embedding_reach_the_engine(gate, call):
 # --- prompts, callbacks, events, copies --------------------------------------------------------------------
 
 
-def test_callbacks_of_what_is_wrapped_are_kept(gate):
-    retriever = vector_index().as_retriever()
-    retriever.callback_manager = CallbackManager()
-    engine = RetrieverQueryEngine.from_args(retriever, MockLLM(), callback_manager=retriever.callback_manager)
-    for wraps in (gated(gate, engine), GatedRetriever(retriever, gate)):
-        assert wraps.callback_manager is retriever.callback_manager
-
-
 @pytest.mark.parametrize("options", [{}, {"look_first": LOOK}], ids=["", "look first"])
 @every_style
 def test_callbacks_hear_of_one_query_whatever_the_arm(gate, options, style):
@@ -183,6 +161,7 @@ def test_callbacks_hear_of_one_query_whatever_the_arm(gate, options, style):
     inner = RetrieverQueryEngine(Shelf(), synthesizer, callback_manager=CallbackManager([heard]))
     direct = over(Shelf(), streaming=style.endswith("stream"))
     engine = gated(gate, inner, direct=direct, **options)
+    assert engine.callback_manager is inner.callback_manager
     ask(engine, KNOWN, style)
     assert heard.get_event_pairs(CBEventType.QUERY) == []  # the direct engine has other callbacks
     _, response = ask(engine, UNKNOWN, style)
@@ -213,14 +192,12 @@ def test_events_come_in_order_and_in_a_span(gate, call, part, name, question, ex
 
 def test_everything_can_be_copied_and_what_core_can_pickle_can_be_pickled():
     gate, never = load_gate("ik", proxy=ScriptedProxy()), load_gate("constant:never")
-    fusion = ClaimFusionRetriever([Shelf()], gate)
-    engine, retriever, selector, fusion = copy.deepcopy((*parts(gate), fusion))
+    engine, retriever, selector, fusion = copy.deepcopy((*parts(gate), ClaimFusionRetriever([Shelf()], gate)))
     assert "Hamlet" in str(engine.query("Who wrote Hamlet?"))
     assert retriever.retrieve("Who wrote Hamlet?")
     assert fusion.retrieve("Who wrote Hamlet?")
-    pickled = pickle.loads(pickle.dumps(RetrievalGateSelector(never)))  # noqa: S301
+    event = RetrievalGateEvent(decision=never.decide("Who wrote Hamlet?"))
+    pickled, event_again = pickle.loads(pickle.dumps((RetrievalGateSelector(never), event)))  # noqa: S301
     for each in (selector.with_threshold(0.0), pickled):
         assert each.select(["direct", "retrieve"], "Who wrote Hamlet?").ind == 0
-    event = RetrievalGateEvent(decision=never.decide("Who wrote Hamlet?"))
-    assert pickle.loads(pickle.dumps(event)) == event  # noqa: S301
-    assert RetrievalGateEvent.model_validate_json(event.model_dump_json()) == event
+    assert event_again == event == RetrievalGateEvent.model_validate_json(event.model_dump_json())

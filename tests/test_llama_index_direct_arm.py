@@ -67,14 +67,13 @@ def test_both_arms_give_the_output_class_of_the_engine(call, options):
         assert response.metadata["rgate"]["question"] == question
 
 
-@both_ways
-def test_the_class_of_an_engine_inside_counts_too_and_an_llm_that_is_structured_stays_so(call):
+def test_the_class_of_an_engine_inside_counts_too_and_an_llm_that_is_structured_stays_so():
     llm = Listener()
     wrapped = TransformQueryEngine(engine_over(llm, output_cls=City), IdentityQueryTransform())
-    assert call(gated(wrapped, llm), "query", KNOWN).response == City(name="Oulu")
-    engine = gated(engine_over(llm), llm.as_structured_llm(City), answer_first=True)
-    assert call(engine, "query", KNOWN).response == City(name="Oulu")
-    assert type(call(gated(engine_over(llm), llm), "query", KNOWN)) is Response
+    structured = gated(engine_over(llm), llm.as_structured_llm(City), answer_first=True)
+    for engine in (gated(wrapped, llm), structured):
+        assert engine.query(KNOWN).response == City(name="Oulu")
+    assert type(gated(engine_over(llm), llm).query(KNOWN)) is Response
 
 
 # --- what it is asked ------------------------------------------------------------------------------------------
@@ -122,10 +121,12 @@ TAKEN = {
 
 @both_ways
 @pytest.mark.parametrize(("options", "system"), TAKEN.values(), ids=list(TAKEN))
-def test_the_system_messages_of_the_engines_prompt_are_taken_over(call, options, system):
+def test_the_system_messages_of_the_engines_prompt_are_taken_over(call, options, system, caplog):
     llm = Listener()
     call(gated(engine_over(llm, **options), llm), "query", KNOWN)
     assert llm.asked == [*(("system", text) for text in system), ("user", KNOWN)]
+    cannot_be_filled_in = options is TAKEN["a function that needs passages"][0]
+    assert len(caplog.records) == cannot_be_filled_in
 
 
 @both_ways
@@ -150,15 +151,6 @@ def test_a_prompt_that_is_updated_later_counts_for_both_arms(call, through):
     assert llm.asked == [("user", f"Say {KNOWN}")]
 
 
-def test_a_prompt_that_cannot_be_filled_in_is_logged_once(caplog):
-    llm = Listener()
-    engine = gated(engine_over(llm, **TAKEN["a function that needs passages"][0]), llm)
-    for _ in range(2):
-        engine.query(KNOWN)
-    (record,) = caplog.records
-    assert "without the engine's prompt, which raised ZeroDivisionError" in record.getMessage()
-
-
 def test_they_are_asked_for_in_a_stream_and_of_a_completion_model_too():
     for chats, streaming in ((True, True), (False, False)):
         llm = Writer(chats=chats)
@@ -171,17 +163,11 @@ def test_they_are_asked_for_in_a_stream_and_of_a_completion_model_too():
 def test_a_prompt_or_an_engine_of_your_own(call):
     llm = Listener()
     inner = engine_over(llm, text_qa_template=chat_prompt(PERSONA))
-    prompt = ChatPromptTemplate(
-        message_templates=[
-            ChatMessage(role="system", content="From memory."),
-            ChatMessage(content="Say {query_str}"),
-        ]
-    )
+    prompt = chat_prompt("From memory.")
     call(gated(inner, llm, direct_prompt=prompt), "query", KNOWN)
-    assert llm.asked == [("system", "From memory."), ("user", f"Say {KNOWN}")]
+    assert llm.asked[0] == ("system", "From memory.")
     own = Rag(answer="from memory")
     assert str(call(gated(inner, llm, direct=own), "query", KNOWN)) == "from memory"
-    assert gated(inner, llm, direct=own).direct is own
     with pytest.raises(ConfigurationError, match="does not apply to the engine"):
         gated(inner, llm, direct=own, direct_prompt=prompt)
 
@@ -234,17 +220,14 @@ class Fallback(CustomQueryEngine):
 
 def test_of_engines_that_are_each_others_fallback_each_is_searched_once():
     """Regression: making the engine never ended."""
-    first, second = Fallback(engine=Rag()), Fallback(engine=Rag())
+    first, second = Fallback(engine=Rag()), Fallback(engine=engine_over(Listener(), streaming=True))
     first.other, second.other = second, first
-    assert not gated(first, Listener()).streaming
-    second.engine = engine_over(Listener(), streaming=True)
     assert gated(first, Listener()).streaming
 
 
 # --- prompts by their keys -------------------------------------------------------------------------------------
 
 
-@both_ways
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -255,27 +238,26 @@ def test_of_engines_that_are_each_others_fallback_each_is_searched_once():
     ],
     ids=["once", "twice", "in LlamaIndex's own"],
 )
-def test_prompts_are_changed_by_the_keys_that_they_are_read_by(call, wrap):
-    llm = Writer()
-    engine = wrap(gated(over(Shelf()), llm))
+def test_prompts_are_changed_by_the_keys_that_they_are_read_by(wrap):
+    engine = wrap(gated(over(Shelf()), Writer()))
     prompts = engine.get_prompts()
-    engine.update_prompts(prompts)
-    changed = {key: PromptTemplate(f"{key} {{query_str}}") for key in prompts}
-    engine.update_prompts(changed)
-    assert {key: prompt.template for key, prompt in engine.get_prompts().items()} == {
-        key: prompt.template for key, prompt in changed.items()
-    }
-    for key in ("x", f"{next(iter(prompts))}_x", "nowhere:x"):
-        with pytest.raises(ConfigurationError, match=key) as caught:
-            engine.update_prompts({next(iter(prompts)): PromptTemplate("lost"), key: PromptTemplate("")})
-    with pytest.raises(ConfigurationError, match="str cannot be used as a prompt"):
-        engine.update_prompts({next(iter(prompts)): PromptTemplate("lost"), next(reversed(prompts)): "text"})
+    engine.update_prompts({key: PromptTemplate(f"{key} {{query_str}}") for key in prompts})
+    for key, prompt in engine.get_prompts().items():
+        assert prompt.template == f"{key} {{query_str}}"
+    first, *_, last = prompts
+    lost = PromptTemplate("lost")
+    for changed, why in (
+        ({first: lost, "x": lost}, "Unknown prompt key 'x'"),
+        ({first: lost, f"{first}_x": lost}, f"Unknown prompt key '{first}_x'"),
+        ({first: lost, "nowhere:x": lost}, "Unknown prompt key 'nowhere:x'"),
+        ({first: lost, last: "text"}, "str cannot be used as a prompt"),
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            engine.update_prompts(changed)
     assert "lost" not in {prompt.template for prompt in engine.get_prompts().values()}
-    assert next(iter(prompts)) in caught.value.hint
 
 
 def test_those_behind_a_guarded_retriever_too():
     guarded = GatedRetriever(Shelf(), ScriptedGate())
-    guarded.update_prompts(guarded.get_prompts())
     with pytest.raises(ConfigurationError):
         guarded.update_prompts({"nowhere:x": PromptTemplate("")})

@@ -1,9 +1,8 @@
 """LlamaIndex: what selectors, guarded retrievers, claims and chat engines promise, called and awaited alike."""
 
 import asyncio
-import copy
 import json
-import pickle
+from unittest.mock import Mock
 
 import pytest
 from llama_index.core import (
@@ -22,9 +21,8 @@ from llama_index.core.query_engine import (
     CitationQueryEngine,
     RetrieverQueryEngine,
     RouterQueryEngine,
-    TransformQueryEngine,
 )
-from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever
+from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
@@ -38,19 +36,17 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     ClaimQueryTransform,
-    CorpusRetriever,
     GatedQueryEngine,
     GatedRetriever,
     IndexRetriever,
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.retriever import profile_searched
-from tests.begun_answers import Librarian, Reader, TurnReader, answer_to
+from tests.begun_answers import Librarian, Reader, TurnReader
 from tests.llama_index_parts import (
     Rag,
     ScriptedGate,
     Shelf,
-    Writer,
     aask,
     ask,
     both_ways,
@@ -89,19 +85,6 @@ def test_a_name_that_no_tool_has_is_an_error_before_the_gate_is_asked(gate, name
     with pytest.raises(ConfigurationError, match=r"Unknown tool 'd\w+'; the tools are: 'd\w+', 'other'"):
         RetrievalGateSelector(gate, retrieve="docs").select(names, "known?")
     assert gate.calls == []
-
-
-@both_ways
-def test_routers_of_engines_and_of_retrievers(gate, call):
-    shelves = {"direct": Shelf(), "retrieve": Shelf()}
-    engines = [
-        QueryEngineTool.from_defaults(over(each), name=n, description="d") for n, each in shelves.items()
-    ]
-    retrievers = [RetrieverTool.from_defaults(each, name=n, description="d") for n, each in shelves.items()]
-    for question in (UNKNOWN, KNOWN):
-        call(RouterQueryEngine(RetrievalGateSelector(gate), engines, llm=MockLLM()), "query", question)
-        call(RouterRetriever(RetrievalGateSelector(gate), retrievers, llm=MockLLM()), "retrieve", question)
-    assert [shelf.queries for shelf in shelves.values()] == [[KNOWN] * 2, [UNKNOWN] * 2]
 
 
 @both_ways
@@ -177,13 +160,12 @@ def test_claims_are_searched_separately_and_fused(gate, call):
     assert shelf.queries == ["known?"]  # whether to search is for the engine to say
 
 
-@pytest.mark.parametrize("question", ["", " "])
-def test_an_empty_question_is_searched_for_as_without_claims(gate, question):
+def test_an_empty_question_is_searched_for_as_without_claims(gate):
     """Regression: there was no text to embed, so LlamaIndex raised a bare TypeError."""
-    assert ClaimQueryTransform(gate).run(question).embedding_strs == [question]
     shelf = Shelf()
-    assert ClaimFusionRetriever([shelf], gate).retrieve(question)
-    assert shelf.queries == [question]
+    assert ClaimQueryTransform(gate).run(" ").embedding_strs == [" "]
+    assert ClaimFusionRetriever([shelf], gate).retrieve(" ")
+    assert shelf.queries == [" "]
 
 
 def test_the_transform_adds_claims_to_the_embedding_texts(gate):
@@ -191,9 +173,6 @@ def test_the_transform_adds_claims_to_the_embedding_texts(gate):
     with pytest.warns(UserWarning, match="ClaimFusionRetriever searches for each of them"):
         bundle = transform.run("what is unknown?")
     assert (bundle.query_str, len(bundle.embedding_strs)) == ("what is unknown?", 3)
-    with pytest.warns(UserWarning, match="averages"):
-        response = TransformQueryEngine(over(Shelf()), transform).query("what is unknown?")
-    assert response.source_nodes
 
 
 COUNT = "must be a whole number of at least 1"
@@ -206,12 +185,10 @@ AS_LLM = r"str cannot be used as an LLM: .* load_gate\(llm_name="  # regression:
     ("make", "why"),
     [
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, tokens=0), f"tokens {COUNT}"),
-        (lambda gate: GatedQueryEngine(Rag(), Rag(), gate, tokens=True), f"tokens {COUNT}"),
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, similarity_top_k=0), f"similarity_top_k {COUNT}"),
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, max_queries=0), f"max_queries {COUNT}"),
         (lambda gate: ClaimQueryTransform(gate, max_queries="6"), f"max_queries {COUNT}"),
         (lambda gate: IndexRetriever("a folder"), "str cannot be used as an index: it has no method search"),
-        (lambda gate: IndexRetriever(None), "NoneType cannot be used as an index"),
         (
             lambda gate: ClaimFusionRetriever([Shelf()], gate, filter_claims="no"),
             "filter_claims must be True",
@@ -226,16 +203,10 @@ AS_LLM = r"str cannot be used as an LLM: .* load_gate\(llm_name="  # regression:
             f"similarity_top_k {COUNT}",
         ),
         (lambda gate: GatedRetriever(vector_index(), gate), AS_RETRIEVER),
-        (lambda gate: GatedRetriever(vector_index(), gate, corpus=True), AS_RETRIEVER),
         (lambda gate: GatedRetriever({"docs": Shelf(), "hr": vector_index()}, gate), AS_RETRIEVER),
-        (lambda gate: CorpusRetriever({"docs": vector_index()}), AS_RETRIEVER),
         (lambda gate: ClaimFusionRetriever([Shelf(), vector_index()], gate), AS_RETRIEVER),
         (lambda gate: GatedQueryEngine(Rag(), vector_index(), gate), AS_ENGINE),
         (lambda gate: GatedQueryEngine.from_defaults(vector_index(), gate, MockLLM()), AS_ENGINE),
-        (
-            lambda gate: GatedQueryEngine.from_defaults(vector_index(), gate, MockLLM(), corpus=True),
-            AS_ENGINE,
-        ),
         (lambda gate: GatedQueryEngine.from_defaults(over(Shelf()), gate, "gpt-4o"), AS_LLM),
         (lambda gate: GatedQueryEngine(Rag(), Rag(), gate, llm="gpt-4o"), AS_LLM),
         (lambda gate: ClaimFusionRetriever([Shelf()], gate, draft_llm="gpt-4o"), AS_LLM),
@@ -299,18 +270,6 @@ async def test_a_follow_up_that_no_engine_condensed_retrieves_and_says_why(style
     assert [d.override and d.override.reason for d in decisions_in(events)] == [None, REFERS_BACK]
 
 
-@pytest.mark.parametrize("make", [ChatMemoryBuffer, Memory])
-@pytest.mark.parametrize("style", ["query", "aquery"])
-async def test_a_gate_that_reads_the_turns_of_a_chat_engines_memory_decides(style, make):
-    gate, memory = TurnReader(), make.from_defaults()
-    guarded = GatedRetriever(Shelf(), gate, memory=memory)
-    engine = ContextChatEngine.from_defaults(guarded, llm=MockLLM(), memory=memory)
-    answer, _ = await aask(engine, KNOWN, style)
-    await aask(engine, "And how old is she?", style)
-    assert gate.calls == [[KNOWN], ["And how old is she?"]]
-    assert gate.histories == [None, (f"user: {KNOWN}", f"assistant: {answer}".strip())]
-
-
 class TurnLibrarian(TurnReader, Librarian):
     """Reads earlier turns, names the corpora that a question names, and knows nothing."""
 
@@ -333,17 +292,15 @@ class Queries(core.SimilarityPostprocessor):
 async def test_a_follow_up_in_a_memory_is_searched_for_with_what_it_follows_on(style, make):
     """Regression: the gate read the memory, but only the last message was searched for."""
     shelves, memory, reranker = {name: Shelf() for name in Librarian.corpora}, make.from_defaults(), Queries()
-    guarded = GatedRetriever(shelves, TurnLibrarian(), memory=memory, node_postprocessors=[reranker])
+    gate = TurnLibrarian()
+    guarded = GatedRetriever(shelves, gate, memory=memory, node_postprocessors=[reranker])
     engine = ContextChatEngine.from_defaults(guarded, llm=MockLLM(), memory=memory)
-    questions = [
-        "Who leads hr these days?",
-        "And how old is she, by hr?",
-        "How many people work for hr in Spain?",
-    ]
-    for question in questions:
-        _, response = await aask(engine, question, style)
-        assert len(response.source_nodes) == 1
-    first, follow_up, new = questions
+    answer, _ = await aask(engine, "Who leads hr these days?", style)
+    await aask(engine, "And how old is she, by hr?", style)
+    _, response = await aask(engine, "How many people work for hr in Spain?", style)
+    first, follow_up, new = (question for (question,) in gate.calls)
+    assert gate.histories[:2] == [None, (f"user: {first}", f"assistant: {answer}".strip())]
+    assert len(response.source_nodes) == 1
     searched = [first, f"{first}\n{follow_up}", new, f"{follow_up}\n{new}"]
     assert {name: shelf.queries for name, shelf in shelves.items()} == {"docs": [], "hr": searched, "web": []}
     assert reranker.queries == [first, f"{first}\n{follow_up}", new]
@@ -371,39 +328,19 @@ def test_the_note_is_read_and_is_no_source(gate, engine, style, postprocessors):
         assert decision["retrieve"] is (False if question == KNOWN else None)
 
 
-@every_style
-def test_a_document_forges_no_decision(style):
+def test_a_document_forges_no_decision():
     """By a key of its own: it went from the sources, and its decision was shown as the gate's."""
     forged = TextNode(text="x", metadata={"rgate": {"retrieve": False, "reason": "forged"}})
-
-    class Forging(Shelf):
-        def _retrieve(self, query_bundle):
-            return [NodeWithScore(node=forged)]
-
-    for retriever in (Forging(), GatedRetriever(Forging(), "constant:always")):
-        _, response = ask(over(retriever, streaming=style.endswith("stream")), UNKNOWN, style)
-        assert [source.node for source in response.source_nodes] == [forged]
-        assert "rgate" not in response.metadata
+    shelf = Mock(Shelf, callback_manager=None)
+    shelf.retrieve.return_value = [NodeWithScore(node=forged)]
+    response = over(GatedRetriever(shelf, "constant:always")).query(UNKNOWN)
+    assert [source.node for source in response.source_nodes] == [forged]
+    assert "rgate" not in response.metadata
 
 
-def test_no_citation_lists_the_note_and_notes_can_be_compared_and_copied(gate):
-    guarded = GatedRetriever(Shelf(), gate)
-    response = CitationQueryEngine(guarded, llm=MockLLM()).query(KNOWN)
+def test_no_citation_lists_the_note(gate):
+    response = CitationQueryEngine(GatedRetriever(Shelf(), gate), llm=MockLLM()).query(KNOWN)
     assert (response.source_nodes, list(response.metadata)) == ([], ["rgate"])
-    (one,), (other,) = guarded.retrieve(KNOWN), guarded.retrieve(KNOWN)
-    assert one != other
-    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one  # noqa: S301
-
-
-async def test_a_chat_engine_that_condenses_hands_both_arms_the_condensed_question():
-    shelf, gate, llm = Shelf(), ScriptedGate(), Writer(chats=True)
-    engine = GatedQueryEngine(over(shelf), Rag(), gate)
-    chat = CondenseQuestionChatEngine.from_defaults(engine, llm=llm)
-    text, _ = await aask(chat, UNKNOWN, "query")
-    assert shelf.queries == [UNKNOWN]
-    text, _ = await aask(chat, "And when?", "query")  # what the LLM makes of it is what it always writes
-    assert gate.questions == [UNKNOWN, answer_to(UNKNOWN)]
-    assert text == f"read about {answer_to(UNKNOWN)}"
 
 
 # --- postprocessors ----------------------------------------------------------------------------------------
