@@ -7,7 +7,7 @@ from unittest.mock import patch
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from rgate_integrations.cli.main import app
+from rgate_integrations.cli import app
 
 # By default each run makes all commands of their functions again, which takes 40 ms.
 commands_made_once = patch("typer.testing._get_command", cache(get_command))

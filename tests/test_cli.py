@@ -11,7 +11,7 @@ from unittest.mock import MagicMock, Mock
 import pytest
 import typer
 
-from rgate_integrations.cli.main import app
+from rgate_integrations.cli import app
 from rgate_integrations.cli.terminal import DEFAULT_GATE, TOKEN
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, IndexNotFoundError
