@@ -17,9 +17,14 @@ from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import answer_prompt
 from rgate_integrations.tuning.evaluation import fold_metrics
-from rgate_integrations.tuning.probe import cross_validate, fit_probe
 from rgate_integrations.tuning.questions import Question, read_examples
-from rgate_integrations.tuning.training import TrainingOptions, drafts_for, label_own_answers
+from rgate_integrations.tuning.training import (
+    TrainingOptions,
+    cross_validate,
+    drafts_for,
+    fit_probe,
+    label_own_answers,
+)
 from tests.commands import printed, rgate
 from tests.tuning_parts import Model, write
 

@@ -139,7 +139,7 @@ STARTS_AGAIN, RESUMES = "Run the same command to start again.", "Run the same co
         ("tuning.evaluation.evaluate", "evaluate --data {q}", STARTS_AGAIN),
         ("tuning.calibrate", "calibrate --data {q} --out o", STARTS_AGAIN),
         (
-            "tuning.probe.train_probe",
+            "tuning.training.train_probe",
             "train --data {q} --draft none --out o",
             "the same command reuses them.",
         ),
