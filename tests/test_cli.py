@@ -73,6 +73,7 @@ def test_an_output_that_would_replace_an_input_is_refused_before_the_work(comman
         "calibrate --data no-such.jsonl",
         "train --data no-such.jsonl",
         "train --data no-such.jsonl --gate ik",
+        "ability --llm no-such",
     ],
 )
 def test_a_folder_with_other_files_is_refused_before_the_work(command, tmp_path):
