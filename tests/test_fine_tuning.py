@@ -1,4 +1,4 @@
-"""Pairs, and LoRA fine-tuning: repeatable, resumable, and worth something."""
+"""Pairs, and LoRA fine-tuning: what it is given, and what comes out."""
 
 import json
 from dataclasses import replace
@@ -49,15 +49,14 @@ def test_rewriter_pairs(tmp_path):
     line = {"question": "q?", "closed_book_text": "t", "claims": claims}
     (pair,) = rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
     assert "<Query(size of Paris)>" in pair.target
-    with pytest.raises(DataFormatError, match="line 1: claims is missing"):
-        rewriter_pairs([write(tmp_path / "claims.jsonl", {"question": "q?"})])
     # Regression: items that are no objects were left out without a word.
-    line["claims"] = [*claims, "Paris is old."]
-    with pytest.raises(DataFormatError, match="line 1: claims is missing or not a list of objects"):
-        rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
-    line["claims"] = [{**claims[0], "needs_search": "no"}]
-    with pytest.raises(DataFormatError, match="line 1: needs_search of a claim must be true, false or null"):
-        rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
+    for wrong, said in (
+        (None, "claims is missing"),
+        ([*claims, "Paris is old."], "claims is missing or not a list of objects"),
+        ([{**claims[0], "needs_search": "no"}], "needs_search of a claim must be true, false or null"),
+    ):
+        with pytest.raises(DataFormatError, match=f"line 1: {said}"):
+            rewriter_pairs([write(tmp_path / "claims.jsonl", line | {"claims": wrong})])
 
 
 # --- fine-tuning ---------------------------------------------------------------------------------------------
@@ -84,19 +83,16 @@ def fitted(sums, model, out, recipe=RECIPE):
     return load_gate(str(out))
 
 
-def assert_told_apart(gate):
-    decisions = gate.decide_batch(
-        [Request(question, draft=said) for question, said in zip(SUMS, SAID, strict=True)]
-    )
-    assert {decision.error for decision in decisions} == {None}
-    p_known = [decision.p_known for decision in decisions]
-    assert min(p_known[1::2]) > max(p_known[::2])
-
-
 @pytest.mark.model
 def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
     out = tmp_path / "g"
-    assert_told_apart(fitted(sums, tiny, out, LEARNS))
+    gate = fitted(sums, tiny, out, LEARNS)
+    assert (gate.gate.source, gate.gate.tokens) == ("recorded", 32)
+    requests = [Request(question, draft=said) for question, said in zip(SUMS, SAID, strict=True)]
+    decisions = gate.decide_batch(requests)
+    assert {decision.error for decision in decisions} == {None}
+    p_known = [decision.p_known for decision in decisions]
+    assert min(p_known[1::2]) > max(p_known[::2])
     config = json.loads((out / "gate.json").read_text())
     (out / "gate.json").write_text(json.dumps(config | {"fingerprint": "0" * 16}))
     # Under another name the adapter is not in the shared model yet, so it is checked.

@@ -6,7 +6,7 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ConfigurationError, NoAnswerError
+from rgate_integrations.errors import ConfigurationError, NoAnswerError, ServerError
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
@@ -23,6 +23,9 @@ from tests.tuning_parts import Reader, known, says_what_it_knows, tuned
 
 THOUGHT = [f"{word} " for word in ("Let", "me", "see", "what", "I", "know", "of", "that", "name", ".")] * 12
 VALUES = [{"question": "What is the capital of France?"}]
+ASKED = [{"question": text, "gold_answers": [GOLD[text]]} for text in list(GOLD)[:12]]
+HARD = "one that no text begins with"
+OFF = {"enable_thinking": False, "thinking": False}
 
 
 def say(asked):
@@ -38,20 +41,17 @@ class ThinkingServer:
 
     Args:
         dialect: How thoughts are shown; None for an LLM that does not think.
-        thinks: How many tokens it thinks.
         refuses: The parameters that it refuses, with what it says of each.
         logprobs: Whether it gives log-probabilities, of thoughts and answer.
+        says: What answers a message; by default `say`.
     """
 
-    def __init__(self, dialect, *, thinks=120, refuses=None, logprobs=False):
+    def __init__(self, dialect, *, refuses=None, logprobs=False, says=say):
         self.dialect = dialect
-        self.thinks = thinks if dialect else 0
+        self.says = says
         self.refuses = refuses or {}
         self.logprobs = logprobs
         self.refused = 0
-
-    def answer(self, body):
-        return say(body["messages"][-1]["content"])
 
     def __call__(self, body):
         for name, said in self.refuses.items():
@@ -60,11 +60,12 @@ class ThinkingServer:
                 return 400, json.dumps(
                     {"error": {"message": said, "param": name, "code": "unsupported_value"}}
                 )
-        answer = self.answer(body)
+        asked = body["messages"][-1]["content"]
         limit = body.get("max_tokens", body.get("max_completion_tokens"))
-        is_off = body.get("chat_template_kwargs") == {"enable_thinking": False, "thinking": False}
-        thoughts = THOUGHT[: 0 if is_off else self.thinks]
-        words = [f"{word} " for word in answer.split()]
+        thoughts = THOUGHT * (10 if HARD in asked else 1)
+        if not self.dialect or body.get("chat_template_kwargs") == OFF:
+            thoughts = []
+        words = [f"{word} " for word in self.says(asked).split()]
         thought, written = thoughts[:limit], words[: max(limit - len(thoughts), 0)]
         is_cut = len(thought) + len(written) < len(thoughts) + len(words)
         message = {"role": "assistant", "content": "".join(written)}
@@ -138,8 +139,7 @@ def test_where_every_answer_is_cut_off_nothing_is_measured(ability, dialect, tmp
         return  # where it does not think, all dialects are one
     Fake.seen.clear()
     assert "measured: 50 of 100" in ability(server, "--think", "off").stdout
-    kwargs = {"enable_thinking": False, "thinking": False}
-    assert [body["chat_template_kwargs"] for _, body, _ in Fake.seen] == [kwargs] * 100
+    assert [body["chat_template_kwargs"] for _, body, _ in Fake.seen] == [OFF] * 100
 
 
 OPENAI = {
@@ -158,18 +158,14 @@ def test_what_is_refused_is_asked_for_once(ability):
 
 
 def test_less_effort_is_asked_for_where_none_is_refused(ability):
-    class Efforts(ThinkingServer):
-        def __call__(self, body):
-            effort = body.get("reasoning_effort")
-            if effort in ("none", "minimal"):
-                return (
-                    400,
-                    f"Unsupported value: 'reasoning_effort' does not support {effort!r} with this model.",
-                )
-            return super().__call__(body)
+    server = ThinkingServer("hidden", refuses={"chat_template_kwargs": "Unknown: 'chat_template_kwargs'."})
 
-    server = Efforts("hidden", refuses={"chat_template_kwargs": "Unknown parameter: 'chat_template_kwargs'."})
-    done = ability(server, "--think", "off", "--extra-body", '{"top_p": 0.9}')
+    def reply(body):
+        effort = body.get("reasoning_effort")
+        refusal = f"Unsupported value: 'reasoning_effort' does not support {effort!r} with this model."
+        return (400, refusal) if effort in ("none", "minimal") else server(body)
+
+    done = ability(reply, "--think", "off", "--extra-body", '{"top_p": 0.9}')
     assert "thinking first" in done.stdout
     last = Fake.seen[-1][1]
     assert (last["reasoning_effort"], last["top_p"]) == ("low", 0.9)
@@ -178,15 +174,11 @@ def test_less_effort_is_asked_for_where_none_is_refused(ability):
 
 def test_a_question_about_a_parameter_is_not_taken_for_its_refusal(fake):
     """A server that quotes it refuses it for another reason; the next question is asked as ever."""
-    asked = "How is temperature measured?"
-    proxy = fake(
-        lambda body: (400, f"too long: {asked}") if asked in str(body) else ThinkingServer(None)(body)
-    )
-    for question in (asked, *VALUES[0].values()):
-        try:
-            proxy.generate(ANSWER, [{"question": question}], tokens=9)
-        except Exception as error:
-            assert "too long" in str(error)  # noqa: PT017
+    asked, server = {"question": "How is temperature measured?"}, ThinkingServer(None)
+    proxy = fake(lambda body: (400, f"too long: {asked}") if "measured" in str(body) else server(body))
+    with pytest.raises(ServerError, match="too long"):
+        proxy.generate(ANSWER, [asked], tokens=9)
+    proxy.generate(ANSWER, VALUES, tokens=9)
     assert Fake.seen[-1][1]["temperature"] == 0.0
 
 
@@ -227,18 +219,10 @@ def test_a_draft_is_the_answer_with_its_tokens(fake, dialect):
     assert (cut.retrieve, cut.error.type) == (True, "NoAnswerError")
 
 
-ASKED = [{"question": text, "gold_answers": [GOLD[text]]} for text in list(GOLD)[:12]]
-
-
 @dialects
 def test_collect_labels_answers_and_nothing_that_was_cut_off(fake, dialect, tmp_path, monkeypatch):
-    class Hard(ThinkingServer):
-        def __call__(self, body):
-            self.thinks = 1_200 if ASKED[3]["question"] in str(body) else 120
-            return super().__call__(body)
-
-    monkeypatch.setattr(f"{__name__}.THOUGHT", THOUGHT * 10)
-    server, out = Hard(dialect), tmp_path / "out.jsonl"
+    server, out = ThinkingServer(dialect), tmp_path / "out.jsonl"
+    monkeypatch.setattr(f"{__name__}.HARD", ASKED[3]["question"])
     (file,) = read_examples(
         [collect(ASKED, fake(server, options=LONG), out, judge=fake(server, options=LONG))]
     )
@@ -272,17 +256,15 @@ def test_what_was_measured_says_how(flat, fake, tmp_path):  # noqa: F811
         measure_ability(ModelArm(fake(ThinkingServer(None))), tmp_path / "off")
 
 
-class Numbers(ThinkingServer):
-    """Knows the even ones; see `tests.tuning_parts`."""
-
-    def answer(self, body):
-        return says_what_it_knows(body["messages"][-1]["content"].partition("?")[0]).text
+def say_number(asked):
+    """Know the even ones; see `tests.tuning_parts`."""
+    return says_what_it_knows(asked.partition("?")[0]).text
 
 
 # How a dialect shows its thoughts is read of each answer; here are those that show them apart, as a number, and not.
 @pytest.mark.parametrize("dialect", ["reasoning_content", "hidden", DIALECTS["a tag that the prompt opens"]])
 def test_a_tuned_gate_says_how_its_llm_thought_and_none_is_made_of_thoughts(fake, dialect, tmp_path, prior):
-    server = Numbers(dialect)
+    server = ThinkingServer(dialect, says=say_number)
     found = tuned(tmp_path / "first", prior, direct=fake(server, options=LONG))
     assert list(found.labels.known) == [known(each.question.text) for each in found.labels.answered]
     assert read_gate(found.folder).llm == "m, thinking first (120 tokens)"
