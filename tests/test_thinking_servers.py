@@ -6,7 +6,7 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ConfigurationError, NoAnswerError, ServerError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, NoAnswerError
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
@@ -176,7 +176,7 @@ def test_a_question_about_a_parameter_is_not_taken_for_its_refusal(fake):
     """A server that quotes it refuses it for another reason; the next question is asked as ever."""
     asked, server = {"question": "How is temperature measured?"}, ThinkingServer(None)
     proxy = fake(lambda body: (400, f"too long: {asked}") if "measured" in str(body) else server(body))
-    with pytest.raises(ServerError, match="too long"):
+    with pytest.raises(EvidenceError, match="too long"):
         proxy.generate(ANSWER, [asked], tokens=9)
     proxy.generate(ANSWER, VALUES, tokens=9)
     assert Fake.seen[-1][1]["temperature"] == 0.0
