@@ -16,7 +16,7 @@ from rgate_integrations.gates.ability import (
     resolve_ability,
     save_measured,
 )
-from rgate_integrations.gates.llm_names import ALIASES, parse_name
+from rgate_integrations.gates.llm_names import parse_name
 from rgate_integrations.runtime.files import SHIPPED
 from tests.commands import rgate
 
@@ -283,11 +283,6 @@ def test_a_name_of_no_known_family_is_judged_with_a_warning(table, name, expecte
     assert "rgate ability" in warning
 
 
-def test_no_name_is_the_default_without_a_warning():
-    ability, warning = resolve_ability("  ")
-    assert (ability.llm, ability.theta, warning) == ("Llama-3.1-8B-Instruct", 0.0, "")
-
-
 def test_a_wrong_guess_never_raises_ability_above_the_smallest_of_a_family():
     words = ["", "pro", "max", "ultra", "9", "next", "large", "xl", "2030-01-01", "prod-eu"]
     for family in ("llama", "qwen", "gpt", "claude", "gemini", "gemma", "phi", "mistral", "deepseek"):
@@ -429,12 +424,6 @@ def test_the_weakest_of_several_counts(table):
     assert least_capable(["gpt-4o", "my-assistant"]) == "my-assistant"
 
 
-def test_aliases_are_names_of_other_llms():
-    for alias, usual in ALIASES.items():
-        assert parse_name(alias) == parse_name(usual), alias
-        assert usual not in ALIASES
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -452,7 +441,9 @@ def test_aliases_are_names_of_other_llms():
     ],
 )
 def test_any_text_is_a_name(name):
-    assert theta(name) == 0.0
+    ability, warning = resolve_ability(name)
+    assert ability.theta == 0.0
+    assert bool(warning) == bool(name), "no name is the default without a warning"
 
 
 def test_a_measured_ability_is_saved_and_goes_before_the_name_of_its_folder(tmp_path):

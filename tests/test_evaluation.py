@@ -122,13 +122,17 @@ def test_few_right_answers_do_not_make_an_interval_of_no_width():
     assert "auc" in half
 
 
-def test_ties_are_retrieved_in_random_order():
-    closed, rag = np.array([T, F, F, F]), np.array([F, T, T, F])
-    curve = retrieval_curve(np.full(4, 0.5), closed, rag)
-    np.testing.assert_allclose(curve, [0.25, 0.3125, 0.375, 0.4375, 0.5])
-    # The best curve retrieves first if only retrieval helps, and last if it hurts.
-    best = retrieval_curve(np.array([0.9, 0.1, 0.1, 0.5]), closed, rag)
-    np.testing.assert_allclose(best, [0.25, 0.5, 0.75, 0.75, 0.5])
+@pytest.mark.parametrize(
+    ("p", "curve"),
+    [
+        ([0.5, 0.5, 0.5, 0.5], [0.25, 0.3125, 0.375, 0.4375, 0.5]),  # ties are retrieved in random order
+        # The best curve retrieves first if only retrieval helps, and last if it hurts.
+        ([0.9, 0.1, 0.1, 0.5], [0.25, 0.5, 0.75, 0.75, 0.5]),
+    ],
+)
+def test_curve_by_hand(p, curve):
+    found = retrieval_curve(np.array(p), np.array([T, F, F, F]), np.array([F, T, T, F]))
+    np.testing.assert_allclose(found, curve)
 
 
 def test_calibration_error_by_hand():

@@ -23,7 +23,7 @@ from rgate_integrations.cli.terminal import (
     say_table,
 )
 from rgate_integrations.errors import ConfigurationError, RGateError
-from tests.commands import process, rgate
+from tests.commands import process
 
 # Clears the screen, sets the title, writes to the clipboard, the 8-bit CSI, rings, goes back, turns writing around.
 HOSTILE = "a\x1b[2Jb\x1b]0;title\x07c\x1b]52;c;cm0=\x07d\x9b31me\x07f\x08\rg\u202eh\x00i\x7fj\ud800k"
@@ -76,13 +76,6 @@ def test_json_is_escaped_and_means_the_same(value):
     assert json.loads(printed) == value
     assert not COMMANDS.search(printed)
     assert printed.index("\n") == len(printed) - 1
-
-
-@pytest.mark.parametrize("options", [["--json"], []])
-def test_a_line_that_is_no_question_is_printed_without_commands(options):
-    done = rgate("decide", "--gate", "constant:never", *options, stdin="who?\n\x1b[2J\nx?\n")
-    assert not COMMANDS.search(done.stdout)
-    assert re.search(r"who\?.*x\?", done.stdout, re.DOTALL)
 
 
 @pytest.mark.parametrize(
