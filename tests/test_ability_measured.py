@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.ability import Ability, resolve_ability
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.models.base import HiddenStates
@@ -117,12 +117,6 @@ def test_too_few_answers_measure_nothing(flat, tmp_path):
     with pytest.raises(DataFormatError, match="10 of 100 questions were answered; 20 are needed"):
         measure_ability(arm(fails), tmp_path / "mine", concurrency=1)
     assert not (tmp_path / "mine").exists()
-
-
-def test_a_folder_of_something_else_is_left_alone(flat, tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigurationError, match="contains other files"):
-        measure_ability(ObjectArm(pytest.fail, "Llama-3.2-1B"), tmp_path)
 
 
 def test_the_command_measures_a_served_llm(flat, tmp_path, fake):

@@ -44,22 +44,19 @@ def index(texts=TEXTS):
 # --- tune --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_asked_twice_and_update_adds_questions(tmp_path, prior):
-    asked = []
-    for given, update in ((questions(), False), (questions(), True), (questions(80), True)):
-        direct = Direct()
-        found = tuned(tmp_path, prior, given, direct=direct, update=update)
-        asked.append((len(direct.asked), len(found.question.p)))
-    assert asked == [(N, N), (0, N), (20, 80)]
-
-
-def test_a_failure_is_one_and_is_asked_again(tmp_path, prior):
-    found = tuned(tmp_path, prior, direct=Direct(fails=["what is number 3?", "what is number 4?"]))
-    assert (found.failed, len(found.question.p)) == (2, N - 2)
+def test_nothing_is_asked_twice_but_failures_and_update_adds_questions(tmp_path, prior):
+    failing = Direct(fails=["what is number 3?", "what is number 4?"])
+    found = tuned(tmp_path, prior, direct=failing)
+    assert (found.failed, len(failing.asked), len(found.question.p)) == (2, N, N - 2)
     assert "2 calls failed" in (found.folder / "README.md").read_text()
-    again = Direct()
-    assert tuned(tmp_path, prior, direct=again, update=True).failed == 0
-    assert sorted(again.asked) == ["what is number 3?", "what is number 4?"]
+    for given, asked in (
+        (questions(), failing.fails),
+        (questions(80), [q["question"] for q in questions(80)[N:]]),
+    ):
+        direct = Direct()
+        found = tuned(tmp_path, prior, given, direct=direct, update=True)
+        assert (found.failed, len(found.question.p)) == (0, len(given))
+        assert sorted(direct.asked) == asked
 
 
 def test_who_fails_ten_times_in_a_row_is_asked_no_more_and_the_same_run_goes_on(tmp_path, prior):
@@ -98,18 +95,13 @@ def test_several_calls_are_under_way_at_once(tmp_path, prior):
 # --- what answers ------------------------------------------------------------------------------------------
 
 
-RESPONSE = SimpleNamespace(response="Paris")
-
-
-@pytest.mark.parametrize("given", ["Paris", {"answer": "Paris"}, {"result": RESPONSE}, RESPONSE])
-def test_answers_of_frameworks_are_read(given):
-    assert read_answer(given) == Draft(text="Paris", source="llm")
-
-
-@pytest.mark.parametrize("given", [None, 3, {}, {"question": "x"}])
-def test_an_answer_without_text(given):
-    with pytest.raises(EvidenceError, match="no text"):
-        read_answer(given)
+def test_answers_of_frameworks_are_read():
+    response = SimpleNamespace(response="Paris")
+    for given in ("Paris", {"answer": "Paris"}, {"result": response}, response):
+        assert read_answer(given) == Draft(text="Paris", source="llm")
+    for given in (None, 3, {}, {"question": "x"}):
+        with pytest.raises(EvidenceError, match="no text"):
+            read_answer(given)
 
 
 def test_runnables_and_engines_are_asked_and_nothing_else(tmp_path, prior):

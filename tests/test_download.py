@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.cli.main import app
+from rgate_integrations.cli import app
 from rgate_integrations.errors import (
     ChecksumError,
     ConfigurationError,

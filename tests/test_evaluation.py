@@ -13,7 +13,7 @@ from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.gates.registry import saved_gate
 from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
-from rgate_integrations.tuning.calibration import fit_map, upper_bound
+from rgate_integrations.tuning.calibration import fit_map
 from rgate_integrations.tuning.evaluation import (
     JudgedQuestions,
     auc,
@@ -22,7 +22,6 @@ from rgate_integrations.tuning.evaluation import (
     judge,
     measure,
     retrieval_curve,
-    wilson,
 )
 from rgate_integrations.tuning.questions import Example, Question, all_examples
 from tests.scripted_proxy import ScriptedProxy
@@ -36,29 +35,16 @@ def numbered(count):
     return [{**GOOD, "question": f"What is number {number}?"} for number in range(count)]
 
 
-def test_questions_that_differ_by_a_sign_are_two(tmp_path):
-    lines = [{**GOOD, "question": text} for text in ("What is C?", "What is C++?", "What is the C?")]
-    assert len(read_paired(write(tmp_path / "a.jsonl", *lines))[0].examples) == 3
+# --- paired data -------------------------------------------------------------------------------------------
 
 
 def test_a_question_that_is_repeated_counts_once_in_each_data_set(tmp_path):
     """Regression: three questions in 200 lines each gave a guarantee."""
-    (line,) = numbered(1)
-    again = {**line, "question": " WHAT is number 0? ", "closed_book_correct": False}
-    path = write(tmp_path / "a.jsonl", line, again, {**line, "dataset": "other"})
-    (file,) = read_paired(path)
-    assert [(example.question.dataset, example.known) for example in file.examples] == [
-        ("a", True),
-        ("other", True),
-    ]
-
-
-def test_intervals_are_wilsons():
-    assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
-    assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-
-
-# --- paired data -------------------------------------------------------------------------------------------
+    asked = [{**GOOD, "question": text} for text in ("What is C?", "What is C++?", "What is the C?")]
+    again = {**asked[0], "question": " WHAT is c? ", "closed_book_correct": False}
+    (file,) = read_paired(write(tmp_path / "a.jsonl", *asked, again, {**again, "dataset": "other"}))
+    found = [(example.question.dataset, example.known) for example in file.examples]
+    assert found == [("a", True)] * 3 + [("other", False)]
 
 
 @pytest.mark.parametrize(
@@ -136,13 +122,17 @@ def test_few_right_answers_do_not_make_an_interval_of_no_width():
     assert "auc" in half
 
 
-def test_ties_are_retrieved_in_random_order():
-    closed, rag = np.array([T, F, F, F]), np.array([F, T, T, F])
-    curve = retrieval_curve(np.full(4, 0.5), closed, rag)
-    np.testing.assert_allclose(curve, [0.25, 0.3125, 0.375, 0.4375, 0.5])
-    # The best curve retrieves first if only retrieval helps, and last if it hurts.
-    best = retrieval_curve(np.array([0.9, 0.1, 0.1, 0.5]), closed, rag)
-    np.testing.assert_allclose(best, [0.25, 0.5, 0.75, 0.75, 0.5])
+@pytest.mark.parametrize(
+    ("p", "curve"),
+    [
+        ([0.5, 0.5, 0.5, 0.5], [0.25, 0.3125, 0.375, 0.4375, 0.5]),  # ties are retrieved in random order
+        # The best curve retrieves first if only retrieval helps, and last if it hurts.
+        ([0.9, 0.1, 0.1, 0.5], [0.25, 0.5, 0.75, 0.75, 0.5]),
+    ],
+)
+def test_curve_by_hand(p, curve):
+    found = retrieval_curve(np.array(p), np.array([T, F, F, F]), np.array([F, T, T, F]))
+    np.testing.assert_allclose(found, curve)
 
 
 def test_calibration_error_by_hand():
@@ -150,12 +140,10 @@ def test_calibration_error_by_hand():
     assert expected_calibration_error(p, known) == pytest.approx(0.5 * 0.45 + 0.5 * 0.05)
 
 
-def test_break_even_of_the_ik_paper():
-    # Table 6: 3.7 ms for the score, 8.3 for 32 tokens, 18.2 without and 78.4 with retrieval
-    for gate, rate in ((3.7 + 8.3, 0.80), (3.7, 0.94)):
-        assert break_even(0.5, gate=gate, direct=18.2, rag=78.4)["break_even"] == pytest.approx(
-            rate, abs=5e-3
-        )
+@pytest.mark.parametrize(("gate", "rate"), [(3.7 + 8.3, 0.80), (3.7, 0.94)])
+def test_break_even_of_the_ik_paper(gate, rate):
+    """Table 6: 3.7 ms for the score, 8.3 for 32 tokens, 18.2 without and 78.4 with retrieval."""
+    assert break_even(0.5, gate=gate, direct=18.2, rag=78.4)["break_even"] == pytest.approx(rate, abs=5e-3)
     slow = break_even(0.5, gate=500, direct=10, rag=25)
     assert slow == {"always_ms": 25, "gated_ms": 517.5, "break_even": 0}
 
@@ -186,11 +174,6 @@ def test_recorded_drafts_reach_the_gate():
 
 
 # --- calibration -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("successes", "n", "bound"), [(0, 10, 1 - 0.05 ** (1 / 10)), (5, 5, 1.0)])
-def test_exact_binomial_bound(successes, n, bound):
-    assert upper_bound(successes, n, 0.95) == pytest.approx(bound)
 
 
 def test_a_map_keeps_the_order():
@@ -233,8 +216,9 @@ def test_guarantees_hold_as_often_as_they_say():
 
 def test_what_cannot_be_guaranteed_is_not():
     p, closed, rag = np.full(30, 0.9), np.zeros(30, bool), np.ones(30, bool)
-    # 0 of 30 does not prove less than one in a thousand
-    assert not Budget(0.001).choose(p, closed, rag).guaranteed
+    # By Clopper and Pearson's bound, 0 of 30 proves a rate of at most 1 - 0.05 ** (1 / 30) = 0.095.
+    assert Budget(0.1).choose(p, closed, rag).facts["upper_bound"] == pytest.approx(1 - 0.05 ** (1 / 30))
+    assert not Budget(0.09).choose(p, closed, rag).guaranteed
     assert Budget(0.1).choose(p, closed, rag).guaranteed
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag).threshold < 0.01
     # whatever the threshold is, overrides retrieve for half
@@ -247,14 +231,23 @@ def test_what_cannot_be_guaranteed_is_not():
     assert MaxLoss(0.2).choose(p, rag, rag).facts["retrieval_rate"] == 0
 
 
+def labelled(decisions):
+    """Return lines whose answers are right where a gate says so."""
+    return [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in decisions]
+
+
 def test_a_calibrated_gate_maps_what_its_inner_gate_says_and_tells_where_its_threshold_is_from(tmp_path):
     gate = load_gate("ik", proxy=ScriptedProxy())
     inner = gate.decide_batch([f"question {i}?" for i in range(200)])
-    lines = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in inner]
-    found = calibrate(gate, read_paired([write(tmp_path / "d.jsonl", *lines)]), Budget(0.5))
+    files = read_paired([write(tmp_path / "d.jsonl", *labelled(inner))])
+    # Regression: JSON has no numbers of numpy, so saving failed at the end.
+    found = calibrate(gate, files, Budget(np.float32(0.5), np.float64(0.9)), seed=np.int64(0))
+    saved = save_gate(saved_gate(found.gate.gate, found.provenance), tmp_path / "gate")
+    provenance = read_gate(saved).provenance
     assert "at most 50%" in found.choice.guarantee
-    assert found.provenance["policy"] == {"name": "budget", "rate": 0.5, "confidence": 0.95}
-    assert found.provenance["retrieval_rate"] < 0.5
+    assert provenance["policy"] == {"name": "budget", "rate": 0.5, "confidence": 0.9}
+    assert provenance["seed"] == 0
+    assert provenance["retrieval_rate"] < 0.5
     decision = found.gate.decide("question 3?")
     assert decision.p_known == pytest.approx(found.gate.gate.probability(inner[3].p_known))
     assert decision.threshold == found.choice.threshold
@@ -270,16 +263,6 @@ def test_the_numbers_of_a_guarantee_are_said_as_they_are(policy, n):
     assert "100%" not in said
 
 
-def test_a_gate_is_saved_whose_options_are_numbers_of_numpy(tmp_path):
-    """Regression: JSON has none of them, so that it failed at the end."""
-    gate, files = load_gate("constant:always"), read_paired([write(tmp_path / "d.jsonl", *numbered(60))])
-    found = calibrate(gate, files, MaxLoss(np.float32(0.5), np.float64(0.9)), seed=np.int64(3))
-    saved = saved_gate(found.gate.gate, found.provenance)
-    provenance = read_gate(save_gate(saved, tmp_path / "gate")).provenance
-    assert provenance["policy"] == {"name": "max-loss", "loss": 0.5, "confidence": 0.9}
-    assert provenance["seed"] == 3
-
-
 class Overriding(IKGate):
     """Overrides what it says of every fourth question, once each way."""
 
@@ -289,61 +272,44 @@ class Overriding(IKGate):
         return score if number % 4 else score.overridden("A reason.", retrieve=bool(number % 8))
 
 
-@pytest.mark.parametrize("budget", [0.9, 0.01], ids=["within it", "too many for it"])
-def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_they_are(tmp_path, budget):
-    """Regression: at the threshold 0, nothing was said to be retrieved."""
-    gate = load_gate(Overriding(), proxy=ScriptedProxy())
-    real = gate.decide_batch([f"What is number {i}?" for i in range(200)])
-    lines = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in real]
-    files = read_paired([write(tmp_path / "d.jsonl", *lines)])
-    found = calibrate(gate, files, Budget(budget))
-    fit, choose = np.split(np.random.default_rng(0).permutation(200), [100])
-    p = np.array([d.p_known for d in real])
-    assert found.gate.gate.probability == fit_map(p[fit], p[fit] > 0.5)
-    decided = found.gate.decide_batch([real[i].question for i in choose])
-    assert (found.choice.threshold > 0) is (budget == 0.9)
-    assert found.choice.facts["retrieval_rate"] == np.mean([d.retrieve for d in decided])
-    judged = judge(gate, all_examples(files))
-    assert judged.p.tolist() == [
-        d.p_known if d.override is None else float(not d.override.retrieve) for d in real
-    ]
-    assert {d.retrieve for d in real[::8]} == {False}
-    assert {d.retrieve for d in real[4::8]} == {True}
-
-
 class Failing(ScriptedProxy):
-    """Fails for every question."""
+    """Fails for questions with an end, which all have by default."""
+
+    ends = ""
 
     def _called(self, what, values):
-        raise RuntimeError("scripted failure")
-
-
-class Sevens(ScriptedProxy):
-    """Fails for questions that end with 7."""
-
-    def _called(self, what, values):
-        if any(each["question"].endswith("7?") for each in values):
+        if any(each["question"].endswith(self.ends) for each in values):
             raise RuntimeError("scripted failure")
 
 
-def test_neither_rules_nor_failures_change_the_map_and_failures_count_as_retrieving(tmp_path):
-    """Regression: they were fitted and logged as P(known) = 0, so that the map had lost its slope."""
-    gate = load_gate("ik", proxy=Sevens(), always=[re.compile(r"[1-3]\?")])
+class Sevens(Failing):
+    ends = "7?"
+
+
+@pytest.mark.parametrize("budget", [0.9, 0.01], ids=["within it", "too many for it"])
+def test_what_is_not_decided_by_the_threshold_counts_as_retrieved_and_does_not_change_the_map(
+    tmp_path, budget
+):
+    """Regressions: rules and failures were fitted as P(known) = 0; at the threshold 0, nothing was retrieved."""
+    gate = load_gate(Overriding(), proxy=Sevens(), always=[re.compile(r"[13]\?")])
     real = gate.decide_batch([f"What is number {i}?" for i in range(400)])
-    asked = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in real]
-    for line in asked:
-        line["closed_book_correct"] |= bool(re.search(r"[1-37]\?", line["question"]))
-    found = calibrate(gate, read_paired([write(tmp_path / "d.jsonl", *asked)]), Budget(0.9))
+    files = read_paired([write(tmp_path / "d.jsonl", *labelled(real))])
+    found = calibrate(gate, files, Budget(budget))
+    assert (found.choice.threshold > 0) is (budget == 0.9)
+    p = np.array([d.p_known for d in real])
+    # Overrides of the gate leave P(known) as it is.
+    estimated = np.array([not re.search(r"[137]\?", d.question) for d in real])
     fit, choose = np.split(np.random.default_rng(0).permutation(400), [200])
-    p, judged = np.array([d.p_known for d in real]), np.array([not (d.error or d.override) for d in real])
-    assert judged.sum() == 240  # of 400, 120 by the rule and 40 failed
-    fit, logged = fit[judged[fit]], choose[judged[choose]]
+    fit, logged = fit[estimated[fit]], choose[estimated[choose]]
     assert found.gate.gate.probability == fit_map(p[fit], p[fit] > 0.5)
     decided = found.gate.decide_batch([real[i].question for i in choose])
     assert found.choice.facts["retrieval_rate"] == np.mean([d.retrieve for d in decided])
     mapped = [found.gate.gate.probability(p[i]) for i in logged]
     assert found.provenance["scores"] == np.quantile(mapped, np.linspace(0, 1, 101)).round(5).tolist()
     assert found.provenance["scored"] == len(mapped) < found.provenance["n"]
+    for start, retrieve in ((0, False), (4, True)):
+        assert {d.retrieve for d in real[start::8]} == {retrieve}
+        assert set(judge(gate, all_examples(files)).p[start::8]) == {float(not retrieve)}
 
 
 def with_a_corpus():

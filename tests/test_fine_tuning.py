@@ -1,11 +1,7 @@
-"""Pairs, and LoRA fine-tuning: repeatable, resumable, and worth something."""
+"""Pairs, and LoRA fine-tuning: what it is given, and what comes out."""
 
 import json
-import signal
-import subprocess
-import sys
 from dataclasses import replace
-from unittest.mock import Mock, call
 
 import pytest
 
@@ -19,10 +15,9 @@ from rgate_integrations.gates.papers.verdicts import (
     PARAMETRIC_PROMPT,
     RET,
 )
-from rgate_integrations.runtime.files import write_folder
-from rgate_integrations.tuning.fine_tuning import last_checkpoint, train_adapter
+from rgate_integrations.tuning.fine_tuning import Pair, pairs_for, rewriter_pairs, train_adapter
 from rgate_integrations.tuning.questions import Example, Question, read_examples
-from rgate_integrations.tuning.training import Pair, Recipe, TrainingOptions, pairs_for, rewriter_pairs
+from rgate_integrations.tuning.training import Recipe, TrainingOptions
 from tests.tuning_parts import write
 
 
@@ -54,15 +49,14 @@ def test_rewriter_pairs(tmp_path):
     line = {"question": "q?", "closed_book_text": "t", "claims": claims}
     (pair,) = rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
     assert "<Query(size of Paris)>" in pair.target
-    with pytest.raises(DataFormatError, match="line 1: claims is missing"):
-        rewriter_pairs([write(tmp_path / "claims.jsonl", {"question": "q?"})])
     # Regression: items that are no objects were left out without a word.
-    line["claims"] = [*claims, "Paris is old."]
-    with pytest.raises(DataFormatError, match="line 1: claims is missing or not a list of objects"):
-        rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
-    line["claims"] = [{**claims[0], "needs_search": "no"}]
-    with pytest.raises(DataFormatError, match="line 1: needs_search of a claim must be true, false or null"):
-        rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
+    for wrong, said in (
+        (None, "claims is missing"),
+        ([*claims, "Paris is old."], "claims is missing or not a list of objects"),
+        ([{**claims[0], "needs_search": "no"}], "needs_search of a claim must be true, false or null"),
+    ):
+        with pytest.raises(DataFormatError, match=f"line 1: {said}"):
+            rewriter_pairs([write(tmp_path / "claims.jsonl", line | {"claims": wrong})])
 
 
 # --- fine-tuning ---------------------------------------------------------------------------------------------
@@ -89,70 +83,16 @@ def fitted(sums, model, out, recipe=RECIPE):
     return load_gate(str(out))
 
 
-def assert_told_apart(gate):
-    decisions = gate.decide_batch(
-        [Request(question, draft=said) for question, said in zip(SUMS, SAID, strict=True)]
-    )
-    assert {decision.error for decision in decisions} == {None}
-    p_known = [decision.p_known for decision in decisions]
-    assert min(p_known[1::2]) > max(p_known[::2])
-
-
-# Trains like `fitted`, and kills itself when the fifth of twelve steps is done, before its checkpoint is written.
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from rgate_integrations.tuning.fine_tuning import train_adapter
-from rgate_integrations.tuning.training import Recipe, TrainingOptions
-from rgate_integrations.tuning.questions import read_examples
-
-def progress(what, done, total):
-    if what.startswith("training") and done == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-data, model, out, recipe = sys.argv[1:]
-options = TrainingOptions(draft="recorded", recipe=eval(recipe))
-train_adapter("ik", read_examples([data]), model, Path(out), options, progress=progress)
-"""
-
-
-@pytest.mark.model
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
-    gate = fitted(sums, tiny, tmp_path / "whole")
-    assert (gate.gate.source, gate.gate.tokens) == ("recorded", 32)
-    killed = tmp_path / "killed"
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED, sums, tiny, killed, repr(RECIPE)], capture_output=True, check=False
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    assert not killed.exists()
-    checkpoints = tmp_path / ".killed-checkpoints"
-    (checkpoints / "checkpoint-5").mkdir()  # what a kill leaves half written is passed over
-    options, progress = TrainingOptions(draft="recorded", recipe=RECIPE, resume=True), Mock()
-    train_adapter("ik", read_examples([sums]), tiny, killed, options, progress=progress)
-    assert progress.mock_calls[0] == call("training", 5, 12), "it went on from the fourth step"
-    whole, resumed = (tmp_path / name / "adapter_model.safetensors" for name in ("whole", "killed"))
-    assert resumed.read_bytes() == whole.read_bytes()
-    assert not checkpoints.exists()
-
-
-def test_the_last_whole_checkpoint_of_the_very_same_run_is_gone_on_from(tmp_path):
-    """Regression: with other labels for as many questions, training went on from the old weights."""
-    (tmp_path / "run.json").write_text("this run")
-    (tmp_path / "checkpoint-12").mkdir()
-    assert last_checkpoint(tmp_path, "this run") is None, "it is not whole"
-    for number in (2, 10):
-        write_folder(tmp_path / f"checkpoint-{number}", {"trainer_state.json": "{}"})
-    assert last_checkpoint(tmp_path, "this run") == str(tmp_path / "checkpoint-10")
-    with pytest.raises(ConfigurationError, match=r"its data, options or base model are not.*--resume"):
-        last_checkpoint(tmp_path, "another run")
-
-
 @pytest.mark.model
 def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
     out = tmp_path / "g"
-    assert_told_apart(fitted(sums, tiny, out, LEARNS))
+    gate = fitted(sums, tiny, out, LEARNS)
+    assert (gate.gate.source, gate.gate.tokens) == ("recorded", 32)
+    requests = [Request(question, draft=said) for question, said in zip(SUMS, SAID, strict=True)]
+    decisions = gate.decide_batch(requests)
+    assert {decision.error for decision in decisions} == {None}
+    p_known = [decision.p_known for decision in decisions]
+    assert min(p_known[1::2]) > max(p_known[::2])
     config = json.loads((out / "gate.json").read_text())
     (out / "gate.json").write_text(json.dumps(config | {"fingerprint": "0" * 16}))
     # Under another name the adapter is not in the shared model yet, so it is checked.

@@ -29,9 +29,9 @@ from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.runtime.files import read_file, write_folder
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Answers
+from rgate_integrations.tuning.fine_tuning import pairs_for, rewriter_pairs
 from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
 from rgate_integrations.tuning.report import read_results, report_page
-from rgate_integrations.tuning.training import pairs_for, rewriter_pairs
 from tests.saved_gates import PROBE, TUNED, change, save_ik
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write

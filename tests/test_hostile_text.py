@@ -13,7 +13,7 @@ from llama_index.core.tools import ToolMetadata
 from typer.testing import CliRunner, Result
 
 from rgate_integrations import Decision, QueryPlan, load_gate, plan_queries
-from rgate_integrations.cli.main import app
+from rgate_integrations.cli import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.engine.loading import WARM_UP
 from rgate_integrations.errors import RGateError

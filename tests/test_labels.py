@@ -14,7 +14,7 @@ from rgate_integrations.tuning import collect
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.labelling import agrees, label, parse_verdict
 from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
-from rgate_integrations.tuning.training import label_own_answers, needs_sampling
+from rgate_integrations.tuning.training import label_own_answers
 from tests.commands import printed
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
@@ -66,16 +66,6 @@ def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
     (learned,) = read_examples([collected])[0].examples
     (measured,) = read_paired([recorded])[0].examples
     assert [learned.known, measured.known, measured.rag_correct] == [right] * 3
-
-
-def test_zero_and_one_are_labels(tmp_path):
-    """Regression: they were refused, with a message that said that numbers from 0 to 1 are allowed."""
-    lines = [{"question": f"q{label}?", "known": label} for label in (0, 1)]
-    (learned,) = read_examples([write(tmp_path / "l.jsonl", *lines)], label="known")
-    assert [example.known for example in learned.examples] == [0.0, 1.0]
-    both = write(tmp_path / "b.jsonl", {"question": "q?", "closed_book_correct": 1, "rag_correct": 0})
-    (measured,) = read_paired([both])[0].examples
-    assert (measured.known, measured.rag_correct) == (1.0, False)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +150,9 @@ def test_what_a_reply_of_a_judge_says(reply, said):
 # --- samples while tuning ----------------------------------------------------------------------------------
 
 
+PARIS = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
+
+
 def drawn(body):
     """Answer as `by_number`; of the samples of an even number, the one with seed 1 is wrong."""
     return answer("who knows") if body.get("seed") == 1 else by_number(body)
@@ -175,8 +168,7 @@ def drawn(body):
     ],
 )
 def test_a_label_is_the_share_of_samples_that_are_right(gold, said, share):
-    drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
-    drafts |= {f"sample {number}": Draft(text=text) for number, text in enumerate(said)}
+    drafts = PARIS | {f"sample {number}": Draft(text=text) for number, text in enumerate(said)}
     found = label(Mock(complete=lambda: [Answered(Question("?", tuple(gold)), drafts, {})]))
     assert (found.target.tolist(), found.known.tolist()) == ([pytest.approx(share)], [True])
 
@@ -190,15 +182,13 @@ def test_a_label_is_the_share_of_samples_that_are_right(gold, said, share):
     ],
 )
 def test_a_kind_of_label_that_cannot_be_made_is_refused(kind, said):
-    drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
     with pytest.raises(ConfigurationError, match=said):
-        label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), drafts, {})]), kind)
+        label(Mock(complete=lambda: [Answered(Question("?", ("Paris",)), PARIS, {})]), kind)
 
 
 def test_a_judge_that_judged_nothing_is_not_named():
     """Regression: with gold labels, an error said to check that the unused judge replies Yes or No."""
-    drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
-    complete = [Answered(Question("x?", ("Paris",)), drafts, {}), Answered(Question("y?"), drafts, {})]
+    complete = [Answered(Question("x?", ("Paris",)), PARIS, {}), Answered(Question("y?"), PARIS, {})]
     labels = label(Mock(complete=lambda: complete), "gold", judge=ScriptedProxy())
     assert (labels.unlabelled, labels.judge) == (1, "")
 
@@ -206,24 +196,19 @@ def test_a_judge_that_judged_nothing_is_not_named():
 def test_a_server_is_asked_for_samples_and_the_gate_is_fitted_to_the_share_that_is_right(
     tmp_path, prior, fake
 ):
-    found = tuned(tmp_path, prior, direct=fake(drawn), options={"num_samples": 4})
-    drawn_with = [(body["temperature"], body["seed"]) for _, body, _ in Fake.seen if body["temperature"] > 0]
-    assert sorted(drawn_with) == sorted([(1.0, seed) for seed in range(4)] * N)
-    assert found.labels.target.tolist() == [
-        0.75 * known(each.question.text) for each in found.labels.answered
-    ]
-    sentence = "up to 4 samples per question, which is neither 0 nor 1 for 50.0%"
-    assert sentence in (found.folder / "report.html").read_text()
-
-
-def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior, fake):
     def fails(body):
         return (500, "oh") if body.get("seed") == 2 and "number 8?" in str(body) else drawn(body)
 
     found = tuned(tmp_path, prior, direct=fake(fails, retries=0), options={"num_samples": 4})
-    assert found.failed == 1
+    drawn_with = [(body["temperature"], body["seed"]) for _, body, _ in Fake.seen if body["temperature"] > 0]
+    assert sorted(drawn_with) == sorted([(1.0, seed) for seed in range(4)] * N)
     # Of the even numbers one of four samples is wrong, and of number 8 one that is right is missing.
-    assert np.unique(found.labels.target) == pytest.approx([0, 2 / 3, 3 / 4])
+    shares = {each.question.text: 0.75 * known(each.question.text) for each in found.labels.answered}
+    shares["what is number 8?"] = 2 / 3
+    assert found.labels.target.tolist() == pytest.approx(list(shares.values()))
+    assert found.failed == 1
+    sentence = "up to 4 samples per question, which is neither 0 nor 1 for 50.0%"
+    assert sentence in (found.folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -272,13 +257,6 @@ def test_accuracy_needs_gold_answers(forty):
         label_own_answers([forty], Model(), "accuracy")
 
 
-def test_labels_that_are_in_the_data_are_not_sampled(forty):
-    assert needs_sampling([forty], "accuracy")
-    assert not needs_sampling([forty], "closed_book_correct")
-    forty.write_text('{"question": "a?"}\n{"question": "b?", "certainty": 0.5}\n')
-    assert not needs_sampling([forty], "certainty")
-
-
 def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monkeypatch):
     half = Model(lambda question, seed: "Paris" if int(question[1:-1]) % 2 else "Rome")
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: half)
@@ -287,10 +265,10 @@ def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monke
     assert read_gate(tmp_path / "g").provenance["label"] == "accuracy of 30 answers of tiny"
 
 
-def test_labels_of_own_answers_that_are_in_the_data_are_read(tmp_path, monkeypatch):
+@pytest.mark.parametrize("label", ["own_answer_correct", "accuracy"])
+def test_labels_that_are_in_the_data_are_read_and_not_made_again(label, tmp_path, monkeypatch):
     """Regression: --proxy answered the questions again, and its answers replaced the labels."""
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: Model())
-    lines = [{"question": f"q{i}?", "own_answer_correct": i % 4 == 0} for i in range(40)]
-    data = write(tmp_path / "own.jsonl", *lines)
-    options = f"--label own_answer_correct --draft none --proxy tiny --data {data} --out {tmp_path / 'g'}"
+    data = write(tmp_path / "own.jsonl", *({"question": f"q{i}?", label: int(i % 4 == 0)} for i in range(40)))
+    options = f"--label {label} --draft none --proxy tiny --data {data} --out {tmp_path / 'g'}"
     assert "40 questions, 25% known" in printed("train", *options.split())

@@ -13,7 +13,7 @@ from llama_index.core.llms import MockLLM
 from typer.testing import CliRunner
 
 from rgate_integrations import LookFirst, Override, Request, load_gate
-from rgate_integrations.cli.main import app
+from rgate_integrations.cli import app
 from rgate_integrations.engine import decision_engine
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates import rules as rules_module

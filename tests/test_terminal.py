@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from unittest.mock import patch
@@ -24,11 +23,15 @@ from rgate_integrations.cli.terminal import (
     say_table,
 )
 from rgate_integrations.errors import ConfigurationError, RGateError
-from tests.commands import rgate
+from tests.commands import process
 
 # Clears the screen, sets the title, writes to the clipboard, the 8-bit CSI, rings, goes back, turns writing around.
 HOSTILE = "a\x1b[2Jb\x1b]0;title\x07c\x1b]52;c;cm0=\x07d\x9b31me\x07f\x08\rg\u202eh\x00i\x7fj\ud800k"
 COMMANDS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]")
+
+
+ALWAYS = ("decide", "--gate", "constant:always")
+ENVIRONMENT = {"PATH": "", "PYTHONPATH": ":".join(sys.path)}
 
 
 def log(text):
@@ -75,13 +78,6 @@ def test_json_is_escaped_and_means_the_same(value):
     assert printed.index("\n") == len(printed) - 1
 
 
-@pytest.mark.parametrize("options", [["--json"], []])
-def test_a_line_that_is_no_question_is_printed_without_commands(options):
-    done = rgate("decide", "--gate", "constant:never", *options, stdin="who?\n\x1b[2J\nx?\n")
-    assert not COMMANDS.search(done.stdout)
-    assert re.search(r"who\?.*x\?", done.stdout, re.DOTALL)
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -108,16 +104,7 @@ def test_an_object_whose_module_fails_is_said_with_the_reason(content, why, tmp_
 )
 def test_questions_that_are_not_utf_8_are_refused_in_each_locale(locale):
     """Regression: in the locales of containers, "caf\xe9" in Latin-1 was judged as "caf?"."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-c", "from rgate_integrations.cli import main; main()"),
-            *("decide", "--gate", "constant:always"),
-        ],
-        input=b"who?\ncaf\xe9\n",
-        capture_output=True,
-        check=False,
-        env={"PATH": "", "PYTHONPATH": ":".join(sys.path), **locale},
-    )
+    done = process(*ALWAYS, input=b"who?\ncaf\xe9\n", env=ENVIRONMENT | locale)
     assert done.returncode == 1
     assert b"Standard input is not UTF-8" in done.stderr
     assert b"caf" not in done.stdout
@@ -127,55 +114,27 @@ def test_questions_that_are_not_utf_8_are_refused_in_each_locale(locale):
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
 def test_a_closed_stream_is_no_failure(stream):
     """Regression: as a job started with ``<&-`` or ``>&-``, a command ended in a traceback after its work."""
-    done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-c",
-                f"import sys; sys.{stream} = None; from rgate_integrations.cli import main; main()",
-            ),
-            *("decide", "--gate", "constant:always"),
-        ],
-        input=b"who?\nwhere?\n",
-        capture_output=True,
-        check=False,
-        env={"PATH": "", "PYTHONPATH": ":".join(sys.path)},
-    )
+    done = process(*ALWAYS, before=f"import sys; sys.{stream} = None; ", input=b"who?\nwhere?\n")
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
     assert (b"who?" in done.stdout) == (stream == "stderr")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no such device")
-@pytest.mark.parametrize(
-    "arguments", [("gates",), ("decide", "--json", "--gate", "constant:always"), ("--help",)]
-)
+@pytest.mark.parametrize("arguments", [("gates",), (*ALWAYS, "--json"), ("--help",)])
 def test_a_full_disk_behind_standard_output_is_an_error_with_a_hint(arguments):
     """Regression: a traceback, and another one at the end of the process."""
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", "from rgate_integrations.cli import main; main()", *arguments],
-            input=b"who?\n",
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            env={"PATH": "", "PYTHONPATH": ":".join(sys.path)},
-        )
+        done = process(*arguments, input=b"who?\n", stdout=full)
     assert done.returncode == 1
-    error, hint = done.stderr.decode().splitlines()
-    assert error == "error: Reading or writing failed: [Errno 28] No space left on device."
-    assert hint.startswith("hint: Check the disk")
+    error, hint = done.stderr.splitlines()
+    assert error == b"error: Reading or writing failed: [Errno 28] No space left on device."
+    assert hint.startswith(b"hint: Check the disk")
 
 
 def test_after_an_error_a_program_that_called_the_command_line_still_prints():
     """Regression: its standard output was gone."""
-    code = """
-import contextlib
-from rgate_integrations.cli import main
-with contextlib.suppress(SystemExit):
-    main()
-print("still here")
-"""
-    done = subprocess.run([sys.executable, "-c", code, "decide", "--gate", "nobody's"], capture_output=True)
+    last = "import atexit; atexit.register(print, 'still here'); "
+    done = process("decide", "--gate", "nobody's", before=last)
     assert done.stderr.startswith(b"error: There is no gate named")
     assert done.stdout == b"still here\n"

@@ -1,7 +1,8 @@
 """Examples and probes: bad files first, then numbers, then the command line."""
 
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,10 +18,14 @@ from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import answer_prompt
 from rgate_integrations.tuning.evaluation import fold_metrics
-from rgate_integrations.tuning.probe import cross_validate, fit_probe
 from rgate_integrations.tuning.questions import Question, read_examples
-from rgate_integrations.tuning.training import TrainingOptions, drafts_for, label_own_answers
-from tests.commands import printed, rgate
+from rgate_integrations.tuning.training import (
+    TrainingOptions,
+    cross_validate,
+    drafts_for,
+    fit_probe,
+)
+from tests.commands import printed
 from tests.tuning_parts import Model, write
 
 
@@ -127,13 +132,8 @@ def test_a_probe_learns_what_differs_within_a_set():
 
 def test_provenance_lists_only_what_is_installed(monkeypatch):
     """Regression: a probe of the encoder, which needs no transformers, could not be made without it."""
-
-    def installed(name):
-        if name in ("transformers", "peft"):
-            raise PackageNotFoundError(name)
-        return version(name)
-
-    monkeypatch.setattr("rgate_integrations.tuning.training.version", installed)
+    version = Mock(side_effect=["2.9", PackageNotFoundError, PackageNotFoundError, "1.7", "2.3"])
+    monkeypatch.setattr("rgate_integrations.tuning.training.version", version)
     versions = TrainingOptions(draft="none").provenance([], "in words", {})["versions"]
     assert versions.keys() == {"python", "torch", "scikit-learn", "numpy"}
 
@@ -152,39 +152,31 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     printed(*training, "--out", tmp_path / "again")
     first, second = (tmp_path / name / "weights.safetensors" for name in ("proxy", "again"))
     assert first.read_bytes() == second.read_bytes()
-    one_class = write(tmp_path / "one.jsonl", line("a?", True), line("b?", True))
-    assert isinstance(rgate("train", "--data", one_class, "--out", tmp_path / "x").exception, DataFormatError)
-    assert not (tmp_path / "x").exists()
 
 
 def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
-
-    def drafted(words, weights):
-        proxy = Model(lambda question, seed: words, weights=weights)
-        return drafts_for(proxy, [Question("who?")], TrainingOptions())[0].text, len(proxy.asked)
-
-    assert drafted("One.", "a") == ("One.", 1)
-    assert drafted("Two.", "a") == ("One.", 0), "kept"
-    assert drafted("Two.", "b") == ("Two.", 1), "a model of the same name and other weights"
+    for words, weights, drafted in (("One.", "a", "One."), ("Two.", "a", "One."), ("Two.", "b", "Two.")):
+        proxy = Model(lambda question, seed, words=words: words, weights=weights)
+        (draft,) = drafts_for(proxy, [Question("who?")], TrainingOptions())
+        assert draft.text == drafted
+        assert bool(proxy.asked) == (words == drafted), "what is kept is not asked again"
 
 
 @pytest.mark.model
 def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     """Its own answers are labelled, and it judges under the prompt that they were written for."""
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
-    lines = [{"question": f"What is {i} plus {i}?", "gold_answers": "nowhere"} for i in range(12)]
+    asked = [{"question": f"What is {i} plus {i}?"} for i in range(12)]
     prompt = answer_prompt("Be brief.")
-    odd = lines[1::2]
-    for line, said in zip(odd, shared_proxy(tiny).generate(prompt, odd, tokens=64), strict=True):
-        line["gold_answers"] = re.findall(r"\w+", said.text)[0]
+    answers = shared_proxy(tiny).generate(prompt, asked, tokens=64)
+    gold = ["nowhere" if i % 2 == 0 else re.findall(r"\w+", said.text)[0] for i, said in enumerate(answers)]
+    lines = [line | {"gold_answers": right} for line, right in zip(asked, gold, strict=True)]
     data = write(tmp_path / "own.jsonl", *lines)
-    (file,) = label_own_answers([data], shared_proxy(tiny), prompt=prompt)
-    assert [example.known for example in file.examples] == [False, True] * 6
     options = ["--self-label", "--system", "Be brief.", "--proxy", tiny, "--folds", "2", "--tokens", "4"]
-    printed("train", "--data", data, "--out", tmp_path / "gate", *options)
+    assert "12 questions, 50% known" in printed("train", "--data", data, "--out", tmp_path / "gate", *options)
     trained = read_gate(tmp_path / "gate")
     assert (trained.llm, trained.base_model) == (tiny, tiny)
     gate = load_gate(str(tmp_path / "gate"), on_error="raise")
-    gate.decide("What is 2 plus 2?")
+    assert gate.decide("What is 2 plus 2?").error is None
     assert gate.gate.specs[-1].prompt == prompt

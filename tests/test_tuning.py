@@ -24,7 +24,7 @@ from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
-from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction, ridge_logistic
+from rgate_integrations.tuning.fitting import Table, crossfit, fit_correction, ridge_logistic
 from rgate_integrations.tuning.training import TrainingOptions
 from tests.commands import printed
 from tests.saved_gates import change
@@ -94,11 +94,6 @@ def test_samples_give_the_order_and_answers_the_level():
     assert sigmoid(fit_correction(soft)(soft)).mean() == pytest.approx(table.known.mean(), abs=1e-3)
 
 
-def test_the_components_are_of_variance_one_together():
-    states = np.random.default_rng(0).normal(size=(50, 2, 8)).astype(np.float32)
-    assert Basis.fit(states)(states).var(axis=0).sum() == pytest.approx(1.0, abs=1e-6)
-
-
 def test_features_of_log_probabilities_by_hand():
     found = draft_features(Draft(text="x", logprobs=(-1.0, -50.0, -3.0)))
     assert found == pytest.approx([-1.0, -8.0, -20.0, -24.0, np.log(3)])
@@ -126,18 +121,14 @@ def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
     gate = load_gate(str(found.folder), proxy=Reader(), on_error="raise")
     even, odd = gate.decide_batch(["what is number 102?", "what is number 103?"])
     assert even.p_known > 0.5 > odd.p_known
+    drafts = [Draft(text="x", tokens=("a", "b"), logprobs=values) for values in ((-0.1, -0.2), (-2.0, -3.0))]
+    requests = [Request(even.question, draft=draft) for draft in drafts]
+    sure, unsure = load_gate(f"{found.folder}/answer-first", proxy=Reader()).decide_batch(requests)
+    assert sure.p_known > unsure.p_known
     # The saved gate scores as the fit did: the prior's logit is 0.
     (read,) = Reader().hidden(None, [{"question": even.question}], None, fitted.artifact.layers)
     logit = (fitted.artifact.weight * read.states).sum() + fitted.artifact.bias
     assert even.p_known == pytest.approx(sigmoid(logit), abs=1e-6)
-
-
-def test_the_answer_first_gate_reads_the_log_probabilities_of_the_begun_answer(tmp_path, prior):
-    folder = f"{tuned(tmp_path, prior).folder}/answer-first"
-    drafts = [Draft(text="x", tokens=("a", "b"), logprobs=values) for values in ((-0.1, -0.2), (-2.0, -3.0))]
-    requests = [Request("what is number 102?", draft=draft) for draft in drafts]
-    sure, unsure = load_gate(folder, proxy=Reader()).decide_batch(requests)
-    assert sure.p_known > unsure.p_known
 
 
 def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
@@ -151,16 +142,14 @@ def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
             update={"text": f"n{number(question)}" if f"n{number(question)}" in knows else "?"}
         )
 
-    for gate in ("", "/answer-first"):
-        folder = f"{tuned(tmp_path, prior, direct=Direct(says=says), update=bool(gate)).folder}{gate}"
-        asked = [line["question"] for line in questions()]
-        requests = [Request(question, draft=says(question) if gate else None) for question in asked]
-        decisions = load_gate(folder, proxy=Reader(), on_error="raise").decide_batch(requests)
-        log = write(tmp_path / "log.jsonl", *({"p_known": each.p_known} for each in decisions))
-        output = printed("monitor", log, "--gate", folder)
-        assert "like the traffic at calibration" in output
-        rate, expected = (float(each) for each in re.findall(r"([0-9.]+)%", output)[:2])
-        assert rate == pytest.approx(expected, abs=2)
+    folder = f"{tuned(tmp_path, prior, direct=Direct(says=says)).folder}/answer-first"
+    requests = [Request(line["question"], draft=says(line["question"])) for line in questions()]
+    decisions = load_gate(folder, proxy=Reader(), on_error="raise").decide_batch(requests)
+    log = write(tmp_path / "log.jsonl", *({"p_known": each.p_known} for each in decisions))
+    output = printed("monitor", log, "--gate", folder)
+    rate, expected = (float(each) for each in re.findall(r"([0-9.]+)%", output)[:2])
+    assert rate == pytest.approx(expected, abs=2)
+    assert "difference at any threshold 0.0" in output
 
 
 def test_a_gate_that_is_updated_keeps_its_policy_unless_another_is_given(tmp_path, prior):
@@ -221,18 +210,14 @@ def test_options_and_guarantees_out_of_range_are_refused_by_name_and_value(kind,
         kind(**options)
 
 
-def test_a_missing_library_is_named_before_the_llm_is_asked(tmp_path, prior, monkeypatch):
+def test_what_the_fit_lacks_is_said_before_the_llm_is_asked(tmp_path, prior, monkeypatch):
     """Regression: it was missed after all answers were paid for."""
-    monkeypatch.setitem(sys.modules, "sklearn.model_selection", None)
-    with pytest.raises(MissingDependencyError, match="sklearn"):
-        tuned(tmp_path, prior, direct=pytest.fail)
-
-
-def test_a_proxy_without_states_is_refused_before_the_llm_is_asked(tmp_path, prior):
-    """Regression: it was refused after all answers were paid for."""
     stateless = RemoteModel("http://localhost:9/v1", "blind")
     with pytest.raises(EvidenceError, match="needs hidden states, which the model 'blind' does not provide"):
         tuned(tmp_path, prior, direct=pytest.fail, options={"proxy": stateless})
+    monkeypatch.setitem(sys.modules, "sklearn.model_selection", None)
+    with pytest.raises(MissingDependencyError, match="sklearn"):
+        tuned(tmp_path, prior, direct=pytest.fail)
 
 
 def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):
@@ -283,7 +268,5 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
 )
 def test_what_cannot_be_labelled_is_said_before_the_llm_is_asked(tmp_path, prior, given, labels, why):
     """Regression: all calls were paid for first."""
-    direct = Direct()
     with pytest.raises(DataFormatError, match=why):
-        tuned(tmp_path, prior, given, direct=direct, options={"labels": labels})
-    assert direct.asked == []
+        tuned(tmp_path, prior, given, direct=pytest.fail, options={"labels": labels})

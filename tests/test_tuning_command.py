@@ -64,28 +64,31 @@ def test_a_served_judge_labels_and_what_it_does_not_say_is_counted(command, fake
     assert set(judged) == {("org/big", "Bearer sk-of-the-judge")}
 
 
-def test_a_judge_that_cannot_be_asked_ends_the_run_and_the_answers_are_kept(command, fake, tmp_path):
-    def refuses(body):
-        return (401, "who are you?") if "Answer to judge" in str(body) else by_number(body)
+@pytest.mark.parametrize(
+    ("verdict", "said", "hint", "calls"),
+    [
+        ((401, "who are you?"), "refused the key", "The answers so far are kept", 1),
+        # Regression: the error was that there are too few questions.
+        (
+            answer("Well, perhaps."),
+            "at least 20 are needed. 60 more",
+            "Check that big replies Yes or No.",
+            2 * N,
+        ),
+    ],
+)
+def test_a_judge_that_does_not_judge_ends_the_run_and_the_answers_are_kept(
+    command, fake, tmp_path, verdict, said, hint, calls
+):
+    def reply(body):
+        return verdict if "Answer to judge" in str(body) else by_number(body)
 
-    done = command(refuses, "--model", "m", "--judge", f"big@{fake(refuses).url}", "--yes")
-    assert "refused the key" in str(done.exception)
-    assert sum("Answer to judge" in str(body) for _, body, _ in Fake.seen) == 1
-    assert (tmp_path / "my gate.answers.jsonl").read_text().count('"draft"') == 2 * N
-
-
-def test_a_judge_that_never_says_yes_or_no_is_named(command, fake):
-    """Regression: the error was that there are too few questions."""
-
-    def vague(body):
-        return answer("Well, perhaps.") if "Answer to judge" in str(body) else by_number(body)
-
-    done = command(vague, "--model", "m", "--judge", f"big@{fake(vague).url}", "--yes")
-    assert (
-        "questions have labels for both answers, direct and retrieve; at least 20 are needed. 60 more"
-        in str(done.exception)
-    )
-    assert "Check that big replies Yes or No." in done.exception.hint
+    done = command(reply, "--model", "m", "--judge", f"big@{fake(reply).url}", "--yes")
+    assert said in str(done.exception)
+    assert hint in done.exception.hint
+    assert sum("Answer to judge" in str(body) for _, body, _ in Fake.seen) == calls
+    kept = (tmp_path / "my gate.answers.jsonl").read_text().splitlines()
+    assert sum('"draft"' in line and "judge" not in line for line in kept) == 2 * N
 
 
 PASSAGES = ["--index", "passages"]
@@ -139,11 +142,11 @@ STARTS_AGAIN, RESUMES = "Run the same command to start again.", "Run the same co
         ("tuning.evaluation.evaluate", "evaluate --data {q}", STARTS_AGAIN),
         ("tuning.calibrate", "calibrate --data {q} --out o", STARTS_AGAIN),
         (
-            "tuning.probe.train_probe",
+            "tuning.training.train_probe",
             "train --data {q} --draft none --out o",
             "the same command reuses them.",
         ),
-        ("tuning.fine_tuning.train_adapter", "train --data {q} --gate ik --out o", "with --resume."),
+        ("tuning.fine_tuning.train_adapter", "train --data {q} --gate ik --out o", "starts again."),
         ("index.PassageIndex.build", "index build --corpus {q} --out o", STARTS_AGAIN),
         ("models.download.download", "download all-minilm-l6-v2", RESUMES),
     ],

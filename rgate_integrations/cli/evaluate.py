@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -300,10 +299,8 @@ def monitor(
     scores = calibration.numbers("scores")
     n = calibration.optional_number("scored") or calibration.optional_number("n") or len(scores)
     drift = measure_drift(scores, n, logged, saved.threshold)
-    low, high = drift.interval
-    index = f"; population stability index {drift.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
     say(
         f"{drift.n} decisions: P(known) below the threshold in {drift.retrieval_rate:.1%}, {drift.expected_rate:.1%} "
-        f"at calibration{'' if math.isnan(drift.psi) else index}"
+        f"at calibration; largest difference at any threshold {drift.distance:.2f} (95 %: ± {drift.margin:.2f})"
     )
     say(drift.advice, bold=True)

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 _LLM = "the LLM of the data"
 _STOPPED = (
-    "No gate was saved. Drafts and answers are kept: the same command reuses them. "
-    "Fine-tuning continues with --resume."
+    "No gate was saved. Drafts and answers are kept: the same command reuses them. Fine-tuning starts again."
 )
 
 Labelling = Annotated[
@@ -193,7 +192,6 @@ def train(
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Number of draft tokens to read.")] = 32,
     folds: Annotated[int, typer.Option(min=2, help="Folds of a probe's cross-validation.")] = 5,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of all random choices.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     self_label: SelfLabel = False,
     system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe only).")] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
@@ -222,7 +220,6 @@ def train(
         label=SELF_LABEL if self_label else label,
         llm=llm,
         system=system,
-        resume=resume,
     )
     with locked(out), progress_bar("reading questions", stopped=_STOPPED) as report:
         metrics = _train(gate, data, model, out, options, report, self_label=self_label).get("metrics")
@@ -249,9 +246,8 @@ def _train(
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.models.proxies import gate_proxy
-    from rgate_integrations.tuning.probe import train_probe
     from rgate_integrations.tuning.questions import read_examples
-    from rgate_integrations.tuning.training import SAMPLES, label_own_answers, needs_sampling
+    from rgate_integrations.tuning.training import SAMPLES, label_own_answers, needs_sampling, train_probe
 
     if gate == "rewriter":
         from rgate_integrations.tuning.fine_tuning import train_rewriter

@@ -1,41 +1,42 @@
-"""Trains LoRA adapters for gates and the claim rewriter with transformers; the prompt does not count in the loss.
+"""Trains LoRA adapters for gates and the claim rewriter: the training pairs, and fine-tuning with transformers.
 
 This module imports torch, so import it only when you use it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from rgate_integrations.answering.claims import REWRITE, Claim, format_claims, parse_claims
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, needs_extra
+from rgate_integrations.errors import ConfigurationError, DataFormatError, needs_extra
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import ADAPTER, save_adapter
+from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
+from rgate_integrations.gates.papers.verdicts import (
+    CONTEXT_PROMPT,
+    IK_DRAFT,
+    IK_QUESTION,
+    JUDGMENT,
+    PARAMETRIC_PROMPT,
+    RET,
+    TARGETS,
+)
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.pretrained import load_pretrained
-from rgate_integrations.runtime.files import check_output, expand, rename_folder, write_atomically
+from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.runtime.files import check_output, expand, rename_folder
+from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.tuning.collection import Progress, no_progress
-from rgate_integrations.tuning.questions import DataFile, all_examples, check_labels
-from rgate_integrations.tuning.training import (
-    PROMPTS,
-    RECIPES,
-    Pair,
-    Recipe,
-    SampledLabel,
-    TrainingOptions,
-    drafts_for,
-    pairs_for,
-    rewriter_pairs,
-    verdict_prompt,
-)
+from rgate_integrations.tuning.questions import DataFile, Example, all_examples, check_labels
+from rgate_integrations.tuning.training import RECIPES, Recipe, SampledLabel, TrainingOptions, drafts_for
 
 with needs_extra("local"):
     import torch
@@ -43,8 +44,6 @@ with needs_extra("local"):
     from peft import LoraConfig, get_peft_model
 
     from rgate_integrations.models.model_runner import pad_left
-
-_RUN = "run.json"
 
 
 def train_adapter(
@@ -95,7 +94,7 @@ def train_adapter(
     for example, draft in zip(examples, drafts, strict=True):
         pairs += pairs_for(gate, example, draft)
     recipe = options.recipe or RECIPES[gate]
-    fine_tune(pairs, model, out, recipe, seed=options.seed, resume=options.resume, progress=progress)
+    fine_tune(pairs, model, out, recipe, seed=options.seed, progress=progress)
     prompt = verdict_prompt(gate, drafts[0] is not None)
     saved = SavedGate(
         method=gate,
@@ -123,22 +122,15 @@ def train_rewriter(
         paths: Files for `rgate_integrations.tuning.training.rewriter_pairs`.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the adapter.
-        options: Options, of which ``recipe``, ``seed`` and ``resume`` are used.
+        options: Options, of which ``recipe`` and ``seed`` are used.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: As in `fine_tune`.
         DataFormatError: As in `rgate_integrations.tuning.training.rewriter_pairs`.
     """
-    fine_tune(
-        rewriter_pairs(paths),
-        model,
-        out,
-        options.recipe or RECIPES["rewriter"],
-        seed=options.seed,
-        resume=options.resume,
-        progress=progress,
-    )
+    recipe = options.recipe or RECIPES["rewriter"]
+    fine_tune(rewriter_pairs(paths), model, out, recipe, seed=options.seed, progress=progress)
 
 
 def fine_tune(
@@ -148,13 +140,11 @@ def fine_tune(
     recipe: Recipe,
     *,
     seed: int = 0,
-    resume: bool = False,
     progress: Progress = no_progress,
 ) -> None:
     """Train a LoRA adapter to continue prompts with their targets, and save it.
 
-    Checkpoints are kept next to ``out`` until the adapter is saved. On a CPU, the same seed gives the same weights,
-    even if the run was interrupted and resumed.
+    On a CPU, the same seed gives the same weights.
 
     Args:
         pairs: Training pairs.
@@ -162,12 +152,10 @@ def fine_tune(
         out: Folder for the adapter.
         recipe: Hyperparameters.
         seed: Seed of the adapter's initial weights, the order of the pairs, and dropout.
-        resume: Whether to continue from the last checkpoint, if there is one. If false, old checkpoints are deleted.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``pairs`` is empty, ``out`` holds something other than an adapter, or the checkpoints
-            with which to resume are from other data, options or weights.
+        ConfigurationError: ``pairs`` is empty, or ``out`` holds something other than an adapter.
     """
     if not pairs:
         raise ConfigurationError(
@@ -176,63 +164,25 @@ def fine_tune(
         )
     check_output(out := expand(out), files=(ADAPTER,))
     proxy = TransformersProxy(model)
-    rows = _as_rows(pairs, proxy)
-    # The identity includes the rows, because other labels for the same questions make it another run.
-    contents = hashlib.sha256(repr(rows).encode()).hexdigest()
-    identity = json.dumps([asdict(recipe), seed, model, proxy.fingerprint, contents])
-    checkpoints = out.parent / f".{out.name}-checkpoints"
-    last = last_checkpoint(checkpoints, identity) if resume else None
-    if last is None:
-        shutil.rmtree(checkpoints, ignore_errors=True)
-        write_atomically(checkpoints / _RUN, identity)
+    rows = []
+    for pair in pairs:
+        prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
+        rows.append({"prompt": prompt, "target": target, "weight": pair.weight})
+    staging = out.parent / f".{out.name}-made"
+    shutil.rmtree(staging, ignore_errors=True)
     tuned = _model_to_tune(model, recipe, seed)
     trainer = TargetTrainer(
         model=tuned,
-        args=_arguments(recipe, len(rows), seed, checkpoints),
+        args=_arguments(recipe, len(rows), seed, staging),
         train_dataset=rows,
         data_collator=partial(collate, pad=proxy.encoder.tokenizer.pad_token_id),
         callbacks=[ReportProgress(progress)],
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train(resume_from_checkpoint=last)
-    staging = out.parent / f".{out.name}-made"
-    shutil.rmtree(staging, ignore_errors=True)
+    trainer.train()
     tuned.save_pretrained(str(staging))
     (staging / "README.md").unlink(missing_ok=True)  # peft's empty model card
     rename_folder(staging, out)
-    shutil.rmtree(checkpoints, ignore_errors=True)
-
-
-def _as_rows(pairs: Sequence[Pair], proxy: TransformersProxy) -> list[dict[str, Any]]:
-    """Return the token ids and the weight of each pair, as `collate` takes them."""
-    rows = []
-    for pair in pairs:
-        prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
-        rows.append({"prompt": prompt, "target": target, "weight": pair.weight})
-    return rows
-
-
-def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
-    """Return the folder of a run's last complete checkpoint, or None without one.
-
-    Args:
-        checkpoints: Folder of the checkpoints.
-        identity: Text that identifies the run: its data, options and weights.
-
-    Raises:
-        ConfigurationError: The checkpoints belong to a run with other data, options or weights.
-    """
-    # The trainer writes its state last, so a checkpoint without it is incomplete.
-    complete = [file.parent for file in checkpoints.glob("checkpoint-*/trainer_state.json")]
-    if not complete:
-        return None
-    if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
-        raise ConfigurationError(
-            f"The interrupted run in {str(checkpoints)!r} cannot be continued: its data, options or base model are "
-            "not those of this run.",
-            hint="Omit resume (--resume) to start over, or choose another output folder.",
-        )
-    return str(max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-"))))
 
 
 def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
@@ -251,14 +201,14 @@ def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
         return get_peft_model(base, lora)  # which uses a deprecated part of transformers
 
 
-def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> transformers.TrainingArguments:
+def _arguments(recipe: Recipe, rows: int, seed: int, folder: Path) -> transformers.TrainingArguments:
     """Return the arguments of transformers' trainer."""
     cuda = torch.cuda.is_available()
     per_pass = min(recipe.per_device, recipe.batch_size, rows)
     passes = max(1, min(recipe.batch_size, rows) // per_pass)
     steps = max(1, round(rows * recipe.epochs / (per_pass * passes)))
     return transformers.TrainingArguments(
-        output_dir=str(checkpoints),
+        output_dir=str(folder),  # which the trainer makes, although it saves nothing
         num_train_epochs=recipe.epochs,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type=recipe.schedule,
@@ -267,9 +217,7 @@ def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> trans
         gradient_accumulation_steps=passes,
         bf16=cuda,
         auto_find_batch_size=cuda,  # halves the batch if memory runs out
-        save_strategy="steps",
-        save_steps=max(1, steps // 10),
-        save_total_limit=2,
+        save_strategy="no",
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
@@ -325,3 +273,141 @@ def collate(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]
         "labels": labels,
         "weights": torch.tensor([row["weight"] for row in rows]),
     }
+
+
+# --- training pairs ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and the text that should continue it.
+
+    Attributes:
+        prompt: The template.
+        values: Values of its fields.
+        target: The text that the model should write.
+        weight: Weight of the pair in the loss; a soft label becomes two pairs.
+        ends: Whether the model also learns to end its answer after the target: with a line feed if the template
+            stops at one, otherwise with the stop token. False for verdicts that are scored and never written.
+    """
+
+    prompt: PromptTemplate
+    values: Mapping[str, str]
+    target: str
+    weight: float = 1.0
+    ends: bool = True
+
+
+_VERDICTS = {
+    "ik": ("Yes", "No"),
+    "slimplm": TARGETS,
+    "boundary": ("known", "unknown"),
+}
+"""The verdicts that each gate learns to write for known and unknown questions."""
+
+PROMPTS = {
+    "ik": IK_QUESTION,
+    "slimplm": JUDGMENT,
+    "adapt": PARAMETRIC_PROMPT,
+    "boundary": BOUNDARY_QUESTION,
+}
+"""The prompt of each gate that is trained by fine-tuning; ``ik`` has another one with a draft."""
+
+
+def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
+    """Return the prompt with which a fine-tuned gate, such as ``"ik"``, gives its verdict.
+
+    ``drafted`` says whether the gate reads drafts.
+    """
+    return IK_DRAFT if gate == "ik" and drafted else PROMPTS[gate]
+
+
+def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
+    """Return the training pairs of a labelled question.
+
+    The target is a verdict, and a soft label becomes two weighted pairs. ADAPT-LLM (section 3.1, algorithm 1) is
+    different: if the LLM was right, the target is the first gold answer. If it was wrong, the target is ``<RET>``,
+    and a question with a context gives a second pair, which has the context in the prompt and the first gold
+    answer as the target.
+
+    Args:
+        gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
+        example: The question.
+        draft: Its draft, for gates that read drafts, or None.
+
+    Raises:
+        DataFormatError: ADAPT-LLM needs gold answers, and the question has none.
+    """
+    question = example.question
+    values = {"question": question.text}
+    if gate != "adapt":
+        prompt = verdict_prompt(gate, draft is not None)
+        if draft is not None:
+            values["draft"] = draft.text
+        # A hard label gives only one pair, because the other's weight is 0.
+        verdicts = zip(_VERDICTS[gate], (example.target, 1 - example.target), strict=True)
+        return [
+            Pair(prompt, values, text, weight, gate == "slimplm") for text, weight in verdicts if weight > 0
+        ]
+    if not question.gold:
+        raise DataFormatError(
+            f"The question {question.text[:60]!r} has no gold_answers.",
+            hint='Add "gold_answers": ["…"], because the adapt gate also learns to answer.',
+        )
+    if example.known:
+        return [Pair(PARAMETRIC_PROMPT, values, question.gold[0])]
+    pairs = [Pair(PARAMETRIC_PROMPT, values, RET)]
+    if question.context:
+        pairs.append(Pair(CONTEXT_PROMPT, {**values, "context": question.context}, question.gold[0]))
+    return pairs
+
+
+def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
+    """Read annotated claims (SlimPLM, section 3.3), and return the pairs that train the claim rewriter.
+
+    Each line needs ``question`` and ``claims``, a list of objects with the text ``claim`` and, optionally, ``query``
+    and ``needs_search``. ``closed_book_text``, the draft of the answer, is optional. Items without a claim are
+    ignored. A line is left out if it has no claims, or if `parse_claims` could not read them back from the text that
+    the rewriter should write.
+
+    Raises:
+        DataFormatError: A file cannot be read, a line lacks ``question`` or ``claims``, or a value has the
+            wrong type; the message names the file and, for a line, its number.
+    """
+    pairs = []
+    for path in paths:
+        for record in read_records(path, hint='Each line needs "question" and "claims": [{"claim": "…"}].'):
+            values = {"question": record.text("question"), "draft": record.optional_text("closed_book_text")}
+            tagged = _print_claims(record)
+            if tagged:
+                pairs.append(Pair(REWRITE, values, tagged))
+    return pairs
+
+
+def _print_claims(record: Record) -> str:
+    """Return the text that the rewriter should write: a record's claims, with their tags.
+
+    The text is empty if ``claims`` holds no claim with text, or if `parse_claims` would not find all claims in it.
+
+    Raises:
+        DataFormatError: ``claims`` is missing or not a list of objects, or a value of a claim has the wrong type.
+    """
+    annotated = record.fields.get("claims")
+    if not isinstance(annotated, list) or not all(isinstance(fields, dict) for fields in annotated):
+        raise record.error("claims is missing or not a list of objects")
+    claims = []
+    for fields in annotated:
+        annotation = Record(record.where, fields, record.hint)
+        text, needs_search = annotation.optional_text("claim"), annotation.fields.get("needs_search")
+        if text and not isinstance(needs_search, bool | None):
+            raise record.error(
+                f"needs_search of a claim must be true, false or null, not {needs_search!r:.60}"
+            )
+        query = annotation.optional_text("query") or text
+        if text:
+            claims.append(
+                Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
+            )
+    printed = format_claims(claims)
+    # A rewriter must not learn output that our own parser cannot read.
+    return printed if len(parse_claims(printed)) == len(claims) else ""

@@ -1,10 +1,10 @@
-"""Training options, drafts and labels to learn from, the papers' recipes, and training pairs for LoRA adapters."""
+"""Training options and the papers' recipes, drafts and labels to learn from, and linear probes of hidden states."""
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -12,34 +12,36 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rgate_integrations.answering.claims import REWRITE, Claim, format_claims, parse_claims
+import numpy as np
+
 from rgate_integrations.decision import Draft, valid_choice, valid_count
-from rgate_integrations.errors import DataFormatError, NoAnswerError
-from rgate_integrations.gates.papers.verdicts import (
-    BOUNDARY_QUESTION,
-    CONTEXT_PROMPT,
-    IK_DRAFT,
-    IK_QUESTION,
-    JUDGMENT,
-    PARAMETRIC_PROMPT,
-    RET,
-    TARGETS,
-    certainty,
+from rgate_integrations.errors import NoAnswerError
+from rgate_integrations.gates.artifacts import ProbeArtifact
+from rgate_integrations.gates.papers.verdicts import certainty
+from rgate_integrations.models.base import (
+    HasStates,
+    LanguageModel,
+    PooledLayer,
+    Pooling,
+    Proxy,
+    Span,
+    middle_layers,
 )
-from rgate_integrations.models.base import LanguageModel, Proxy
-from rgate_integrations.models.proxies import language_model
+from rgate_integrations.models.proxies import language_model, read_states
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate, answer_prompt
-from rgate_integrations.runtime.records import Record, read_records
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
+from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.text import is_correct, normalise_answers
 from rgate_integrations.tuning.arms import ModelArm, sampling_arms
-from rgate_integrations.tuning.collection import Progress, cached_answers, no_progress
-from rgate_integrations.tuning.evaluation import MAX_SEED
+from rgate_integrations.tuning.collection import Progress, cached_answers, in_chunks, no_progress
+from rgate_integrations.tuning.evaluation import MAX_SEED, fold_metrics, question_folds
 from rgate_integrations.tuning.questions import (
     LABEL,
     DataFile,
     DraftKind,
-    Example,
     Question,
+    all_examples,
+    check_labels,
     read_examples,
     recorded_drafts,
 )
@@ -97,7 +99,6 @@ class TrainingOptions:
         llm: Name of the LLM whose answers were labelled.
         system: System message of the prompt for drafts and answers (probes only); None keeps the default.
         recipe: Hyperparameters of fine-tuning; when None, those of the gate's paper (`RECIPES`).
-        resume: Whether to continue an interrupted fine-tuning run.
 
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`, or a number is out of range.
@@ -112,7 +113,6 @@ class TrainingOptions:
     llm: str = "the LLM of the training data"
     system: str | None = None
     recipe: Recipe | None = None
-    resume: bool = False
 
     def __post_init__(self) -> None:
         valid_choice(self.draft, "draft", get_args(DraftKind))
@@ -267,139 +267,172 @@ def sampled_certainty(samples: Sequence[str]) -> float:
     return certainty(list(Counter(texts).values()))
 
 
-# --- training pairs ------------------------------------------------------------------------------------------------
+# --- probes -------------------------------------------------------------------------------------------------------
 
+COMPONENTS = 128
+"""Number of principal components to keep per layer."""
 
-@dataclass(frozen=True)
-class Pair:
-    """A prompt and the text that should continue it.
+REGULARISATION = 0.005
+"""scikit-learn's C, the inverse of the regularisation strength."""
 
-    Attributes:
-        prompt: The template.
-        values: Values of its fields.
-        target: The text that the model should write.
-        weight: Weight of the pair in the loss; a soft label becomes two pairs.
-        ends: Whether the model also learns to end its answer after the target: with a line feed if the template
-            stops at one, otherwise with the stop token. False for verdicts that are scored and never written.
-    """
-
-    prompt: PromptTemplate
-    values: Mapping[str, str]
-    target: str
-    weight: float = 1.0
-    ends: bool = True
-
-
-_VERDICTS = {
-    "ik": ("Yes", "No"),
-    "slimplm": TARGETS,
-    "boundary": ("known", "unknown"),
+_UNREGULARISED = 100.0  # a feature this large needs only a small weight, which regularisation hardly shrinks
+_TINY = 1e-6  # avoids a division by zero for constant features
+_RECIPE = (
+    f"per layer: standardised, {COMPONENTS} principal components and logistic regression with C={REGULARISATION}, "
+    "averaged with one that has an intercept per data set; logits averaged over the layers, weighted and calibrated "
+    "by logistic regression on held-out logits"
+)
+_VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
+    "none": (("question", "mean"),),
+    "proxy": (("draft", "mean"), ("question", "mean")),
+    # A recorded answer is often complete, so its last token summarises it.
+    "recorded": (("draft", "mean"), ("draft", "last"), ("question", "mean")),
 }
-"""The verdicts that each gate learns to write for known and unknown questions."""
-
-PROMPTS = {
-    "ik": IK_QUESTION,
-    "slimplm": JUDGMENT,
-    "adapt": PARAMETRIC_PROMPT,
-    "boundary": BOUNDARY_QUESTION,
-}
-"""The prompt of each gate that is trained by fine-tuning; ``ik`` has another one with a draft."""
+"""The views for each kind of draft. A view is a span and a pooling, and has its own probe."""
 
 
-def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
-    """Return the prompt with which a fine-tuned gate, such as ``"ik"``, gives its verdict.
-
-    ``drafted`` says whether the gate reads drafts.
-    """
-    return IK_DRAFT if gate == "ik" and drafted else PROMPTS[gate]
-
-
-def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
-    """Return the training pairs of a labelled question.
-
-    The target is a verdict, and a soft label becomes two weighted pairs. ADAPT-LLM (section 3.1, algorithm 1) is
-    different: if the LLM was right, the target is the first gold answer. If it was wrong, the target is ``<RET>``,
-    and a question with a context gives a second pair, which has the context in the prompt and the first gold
-    answer as the target.
+def train_probe(
+    files: Sequence[DataFile],
+    proxy: HasStates,
+    options: TrainingOptions,
+    *,
+    progress: Progress = no_progress,
+) -> ProbeArtifact:
+    """Train a probe, a linear classifier of a proxy's hidden states: cross-validate it, then fit it to all questions.
 
     Args:
-        gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
-        example: The question.
-        draft: Its draft, for gates that read drafts, or None.
+        files: The examples.
+        proxy: The model whose hidden states are read.
+        options: Drafts to read, folds, and details for the model card.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        DataFormatError: ADAPT-LLM needs gold answers, and the question has none.
+        DataFormatError: All labels are the same, a label has fewer questions than there are folds, or a
+            recorded draft is missing.
+        EvidenceError: The proxy must write drafts, but it cannot generate text, or was cut off while thinking.
+        ServerError: The proxy failed to write a draft.
+        MissingDependencyError: scikit-learn is not installed.
     """
-    question = example.question
-    values = {"question": question.text}
-    if gate != "adapt":
-        prompt = verdict_prompt(gate, draft is not None)
-        if draft is not None:
-            values["draft"] = draft.text
-        # A hard label gives only one pair, because the other's weight is 0.
-        verdicts = zip(_VERDICTS[gate], (example.target, 1 - example.target), strict=True)
-        return [
-            Pair(prompt, values, text, weight, gate == "slimplm") for text, weight in verdicts if weight > 0
-        ]
-    if not question.gold:
-        raise DataFormatError(
-            f"The question {question.text[:60]!r} has no gold_answers.",
-            hint='Add "gold_answers": ["…"], because the adapt gate also learns to answer.',
-        )
-    if example.known:
-        return [Pair(PARAMETRIC_PROMPT, values, question.gold[0])]
-    pairs = [Pair(PARAMETRIC_PROMPT, values, RET)]
-    if question.context:
-        pairs.append(Pair(CONTEXT_PROMPT, {**values, "context": question.context}, question.gold[0]))
-    return pairs
+    examples = all_examples(files)
+    known = check_labels(examples, options.folds)
+    questions = [example.question for example in examples]
+    sets = [question.dataset for question in questions]
+    views = [
+        [PooledLayer(depth, span, pooling) for depth in middle_layers(proxy.num_layers, span)]
+        for span, pooling in _VIEWS[options.draft]
+    ]
+    states = _read_states(proxy, questions, views, options, progress)
+    held_out = np.stack(
+        [cross_validate(view, known, options.folds, options.seed, sets) for view in states], axis=1
+    )
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_predict
+
+    # Weights and calibrates the views. It is cross-validated again, so that no label affects its question's logit.
+    combination = LogisticRegression(C=1e6)
+    splits = list(question_folds(len(known), options.folds, options.seed))
+    logits = cross_val_predict(combination, held_out, known, cv=splits, method="decision_function")
+    combination.fit(held_out, known)
+    bias = float(combination.intercept_[0])
+    weighted = []
+    for view, share in zip(states, combination.coef_[0], strict=True):
+        weight, view_bias = fit_probe(view, known, options.seed, sets)
+        weighted.append(weight * share)
+        bias += view_bias * float(share)
+    return ProbeArtifact(
+        weight=np.concatenate(weighted).astype(np.float32),
+        bias=bias,
+        layers=tuple(chain.from_iterable(views)),
+        base_model=proxy.name,
+        llm=options.llm,
+        system=options.system,
+        prompts={options.prompt.name: options.prompt.hash},
+        fingerprint=proxy.fingerprint,
+        provenance=options.provenance(files, _RECIPE, fold_metrics(logits, known, sets)),
+        **options.reads,
+    )
 
 
-def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
-    """Read annotated claims (SlimPLM, section 3.3), and return the pairs that train the claim rewriter.
+def _read_states(
+    proxy: HasStates,
+    questions: Sequence[Question],
+    views: Sequence[Sequence[PooledLayer]],
+    options: TrainingOptions,
+    progress: Progress,
+) -> list[Float32Array]:
+    """Return the hidden states of each view, shape (n, layers, hidden size), read as the trained gate will read them.
 
-    Each line needs ``question`` and ``claims``, a list of objects with the text ``claim`` and, optionally, ``query``
-    and ``needs_search``. ``closed_book_text``, the draft of the answer, is optional. Items without a claim are
-    ignored. A line is left out if it has no claims, or if `parse_claims` could not read them back from the text that
-    the rewriter should write.
-
-    Raises:
-        DataFormatError: A file cannot be read, a line lacks ``question`` or ``claims``, or a value has the
-            wrong type; the message names the file and, for a line, its number.
+    A view is the list of layers that one probe reads, pooled over one span; see `_VIEWS`.
     """
-    pairs = []
-    for path in paths:
-        for record in read_records(path, hint='Each line needs "question" and "claims": [{"claim": "…"}].'):
-            values = {"question": record.text("question"), "draft": record.optional_text("closed_book_text")}
-            tagged = _print_claims(record)
-            if tagged:
-                pairs.append(Pair(REWRITE, values, tagged))
-    return pairs
+    drafts = drafts_for(proxy, questions, options, progress)
+    layers = list(chain.from_iterable(views))
+    states: list[Float32Array] = []
+    for chunk in in_chunks(range(len(questions)), "reading hidden states", progress):
+        values = [{"question": questions[index].text} for index in chunk]
+        chunk_drafts = drafts and [drafts[index] for index in chunk]
+        states += [read.states for read in read_states(proxy, options.prompt, values, chunk_drafts, layers)]
+    return np.split(np.stack(states), np.cumsum(list(map(len, views)))[:-1], axis=1)
 
 
-def _print_claims(record: Record) -> str:
-    """Return the text that the rewriter should write: a record's claims, with their tags.
+def fit_probe(
+    states: Float32Array, known: BoolArray, seed: int, sets: Sequence[str]
+) -> tuple[Float32Array, float]:
+    """Fit one regularised logistic regression per layer, on components of standardised states, and average them.
 
-    The text is empty if ``claims`` holds no claim with text, or if `parse_claims` would not find all claims in it.
+    With several data sets, each layer is fitted twice, without and with a free intercept for each set. The weights of
+    the two fits are averaged, and the first fit's intercept is kept. The second fit learns what separates known from
+    unknown within a set, not which set a question is from. All these steps are linear, so the result folds into one
+    weight vector per layer.
 
-    Raises:
-        DataFormatError: ``claims`` is missing or not a list of objects, or a value of a claim has the wrong type.
+    Args:
+        states: Shape (n, layers, hidden size).
+        known: The labels, shape (n,).
+        seed: Seed of the solver.
+        sets: The data set of each question.
+
+    Returns:
+        Weight, shape (layers, hidden size), and bias: the logit is the sum of ``weight * states``, plus the bias.
     """
-    annotated = record.fields.get("claims")
-    if not isinstance(annotated, list) or not all(isinstance(fields, dict) for fields in annotated):
-        raise record.error("claims is missing or not a list of objects")
-    claims = []
-    for fields in annotated:
-        annotation = Record(record.where, fields, record.hint)
-        text, needs_search = annotation.optional_text("claim"), annotation.fields.get("needs_search")
-        if text and not isinstance(needs_search, bool | None):
-            raise record.error(
-                f"needs_search of a claim must be true, false or null, not {needs_search!r:.60}"
-            )
-        query = annotation.optional_text("query") or text
-        if text:
-            claims.append(
-                Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
-            )
-    printed = format_claims(claims)
-    # A rewriter must not learn output that our own parser cannot read.
-    return printed if len(parse_claims(printed)) == len(claims) else ""
+    names = np.asarray(sets)
+    in_set = names[:, None] == np.unique(names)[None, :]
+    weights, biases = np.zeros(states.shape[1:]), np.zeros(states.shape[1])
+    for layer in range(len(biases)):
+        weights[layer], biases[layer] = _fit_layer(states[:, layer].astype(np.float64), known, seed, in_set)
+    return (weights / len(weights)).astype(np.float32), float(biases.mean())
+
+
+def _fit_layer(
+    states: Float64Array, known: BoolArray, seed: int, in_set: BoolArray
+) -> tuple[Float64Array, float]:
+    """Fit one layer's states, shape (n, hidden size); return weight, shape (hidden size,), and bias.
+
+    ``in_set`` says from which data set each question is, shape (n, sets).
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+
+    mean, scale = states.mean(axis=0), states.std(axis=0) + _TINY
+    # The full solver is deterministic, unlike the randomised one.
+    pca = PCA(min(COMPONENTS, *states.shape), svd_solver="full")
+    components = pca.fit_transform((states - mean) / scale)
+    model = LogisticRegression(C=REGULARISATION, max_iter=2_000, random_state=seed).fit(components, known)
+    coefficients, intercept = model.coef_[0], float(model.intercept_[0])
+    if in_set.shape[1] > 1:
+        model.fit(np.hstack([components, _UNREGULARISED * in_set]), known)
+        coefficients = (coefficients + model.coef_[0, : components.shape[1]]) / 2
+    # Back from components to states: x -> coefficients @ components_ @ ((x - mean) / scale - pca.mean_) + intercept
+    projected = pca.components_.T @ coefficients
+    weight = projected / scale
+    return weight, intercept - float(mean @ weight) - float(pca.mean_ @ projected)
+
+
+def cross_validate(
+    states: Float32Array, known: BoolArray, folds: int, seed: int, sets: Sequence[str]
+) -> Float64Array:
+    """Return the logit of each question from a probe fitted without the question's fold, shape (n,)."""
+    logits = np.zeros(len(known))
+    names = np.asarray(sets)
+    for train, test in question_folds(len(known), folds, seed):
+        weight, bias = fit_probe(states[train], known[train], seed, names[train].tolist())
+        logits[test] = np.einsum("nlh,lh->n", states[test].astype(np.float64), weight) + bias
+    return logits
