@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -212,7 +212,7 @@ class UpstreamAnswer(BufferedAnswer):
         super().__init__(ChunkStream(never_blocking, self._open))
         self.response: httpx.Response | None = None
         self._send = partial(upstream.send, request, body, plain=True)
-        self._events = EventReader()
+        self._line = b""
         self._held = 0
 
     async def _open(self) -> AsyncIterator[bytes]:
@@ -231,8 +231,11 @@ class UpstreamAnswer(BufferedAnswer):
         """Read the events that a chunk completes; return False if the answer is too long, or calls a tool."""
         self._held += len(chunk)
         is_text = self._held <= _MAX_HELD_BYTES
-        for data in self._events.read(chunk):
-            is_text = self._read_event(data) and is_text
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        for line in lines:
+            # Servers of LLMs send each event's data in one line.
+            if line.startswith(b"data:"):
+                is_text = self._read_event(line[5:].strip()) and is_text
         return is_text
 
     def _read_event(self, data: bytes) -> bool:
@@ -255,24 +258,6 @@ class UpstreamAnswer(BufferedAnswer):
             # Log-probabilities are present only if the client requested them; then every token has one.
             self.partial.add_logprobs(read_choice_logprobs(choice))
         return True
-
-
-class EventReader:
-    """Reads server-sent events from chunks of bytes; lines end with LF or CRLF."""
-
-    def __init__(self) -> None:
-        self._line = b""
-        self._data: list[bytes] = []
-
-    def read(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the data of each event that a chunk completes."""
-        *lines, self._line = (self._line + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removesuffix(b"\r"))
-            elif not line.strip() and self._data:
-                yield b"\n".join(self._data).strip()
-                self._data = []
 
 
 def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
