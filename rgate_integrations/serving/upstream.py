@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope, Send
 from rgate_integrations.answering.partial_answer import BufferedAnswer, ChunkStream
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.bounded_http import make_client, read_credentials
+from rgate_integrations.models.remote import read_completion
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_choice_logprobs
-from rgate_integrations.runtime.replies import read_reply, split_thoughts
-from rgate_integrations.runtime.text import encodable
+from rgate_integrations.runtime.replies import read_reply
 from rgate_integrations.serving.wire import problem
 
 OWN_HEADER = "x-rgate"
@@ -144,18 +144,14 @@ class Upstream:
                 content += chunk
                 if len(content) > _MAX_HELD_BYTES:
                     break
-        try:
-            message = read_reply(parse_json(content)["choices"][0]["message"])
-            text = split_thoughts(message.answer).answer.strip()
-        except (AttributeError, LookupError, TypeError, ValueError):
-            text = ""
-        if not text:
+        completion = read_completion(content)
+        if completion is None or not completion[0].text:
             raise EvidenceError(
                 f"The upstream should have rewritten a follow-up, but its answer has no text (status "
                 f"{response.status_code}).",
                 hint="Check its API key, and that it answers chat requests; or omit condense= (--condense).",
             )
-        return encodable(text)
+        return completion[0].text
 
     async def forward(
         self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None
