@@ -270,33 +270,29 @@ def test_options_that_cannot_work_are_refused_before_a_log_is_made(options, said
 # --- shadow -------------------------------------------------------------------------------------------------------
 
 
+FOLLOW_UPS = [
+    ("responses", {"previous_response_id": "r1", "input": "known, when was it finished?"}),
+    ("responses", {"conversation": "c1", "input": "known: try again."}),
+    ("completions", {"prompt": "Human: Who wrote known?\nAI: Shakespeare.\nHuman: When?"}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "And known?"}]}),
+    ("chat/completions", {"messages": [USER, {"role": "assistant", "content": "b"}, USER]}),
+]
+
+
 def test_a_shadow_changes_nothing_and_its_log_is_what_tuning_takes(tmp_path):
+    """Regression: only turns in the list of messages made a follow-up, which the log leaves out."""
     log = tmp_path / "shadow.jsonl"
     with gateway(Words(), shadow=log) as between:
         for question in ("known", HAMLET):
             alone, through = between.both(question, stream=True)
             assert (through.content, gateway_headers(through)) == (alone.content, {})
             assert between.upstream.requests[-1] == between.upstream.requests[-2]
+        for path, body in FOLLOW_UPS:
+            CLIENT.post(f"{between.url}/v1/{path}", json=body)
         assert between.shelf.queries == []
     logged = {line["question"]: line["retrieve"] for line in map(json.loads, log.read_text().splitlines())}
     assert logged == {"known": False, HAMLET: True}
     assert {each.text for each in read_questions(log)} == set(logged)
-
-
-def test_follow_ups_are_not_in_the_shadow_log_wherever_the_turns_are(tmp_path):
-    """Regression: only turns in the list of messages counted."""
-    log = tmp_path / "shadow.jsonl"
-    with gateway(Words(), shadow=log) as between:
-        for path, body in (
-            ("responses", {"previous_response_id": "r1", "input": "known, when was it finished?"}),
-            ("responses", {"conversation": "c1", "input": "known: try again."}),
-            ("completions", {"prompt": "Human: Who wrote known?\nAI: Shakespeare.\nHuman: When?"}),
-            ("chat/completions", {"messages": [{"role": "user", "content": "And known?"}]}),
-            ("chat/completions", {"messages": [USER, {"role": "assistant", "content": "b"}, USER]}),
-            ("chat/completions", {"messages": [USER]}),
-        ):
-            CLIENT.post(f"{between.url}/v1/{path}", json=body)
-    assert [json.loads(line)["question"] for line in log.read_text().splitlines()] == [HAMLET]
 
 
 def test_only_the_operator_hears_of_a_log_that_cannot_be_written(tmp_path, caplog):
