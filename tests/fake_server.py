@@ -20,10 +20,12 @@ class Fake(BaseHTTPRequestHandler):
 
     script: list = []  # noqa: RUF012
     seen: list = []  # noqa: RUF012
+    cookies: list = []  # noqa: RUF012
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.seen.append((self.path, body, self.headers.get("Authorization")))
+        self.cookies.append(self.headers.get("Cookie"))
         answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if callable(answer):
             answer = answer(body)

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import socket
+import socketserver
 import threading
 from contextlib import contextmanager
 
@@ -12,6 +14,7 @@ from starlette.routing import Route
 
 from rgate_integrations.index import Passage
 from rgate_integrations.index.retriever import Hit
+from tests.fake_server import running
 
 OWN = {"x-own": "kept"}
 ANSWER = [{"content": token} for token in ("The ", "answer ", "is ", "42.")]
@@ -107,56 +110,36 @@ class Shelf:
         return [[Hit(self.passage, 1.0, query)] for query in queries]
 
 
-class RawUpstream:
-    """A server on a bare socket, which answers every request with the same bytes.
-
-    Attributes:
-        received: What came in, one entry a connection.
-    """
-
-    def __init__(self, answer):
-        self.answer = answer
-        self.received = []
-
-    async def talk(self, reader, writer):
-        self.received.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(self.answer)
-        await writer.drain()
-        writer.close()
-
-
 @contextmanager
 def raw_upstream(answer=b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"):
-    """Run a `RawUpstream`; gives its URL, and it."""
-    upstream, ready, done = RawUpstream(answer), threading.Event(), None
-    urls = []
+    """Run a server on a bare socket, which answers every request with the same bytes.
 
-    async def serve():
-        nonlocal done
-        done = asyncio.Event()
-        server = await asyncio.start_server(upstream.talk, "127.0.0.1", 0)
-        urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        urls.append(asyncio.get_running_loop())
-        ready.set()
-        async with server:
-            await done.wait()
+    Gives its URL, and a list of the head of each request.
+    """
+    received = []
 
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
-    thread.start()
-    ready.wait()
-    try:
-        yield urls[0], upstream
-    finally:
-        urls[1].call_soon_threadsafe(done.set)
-        thread.join()
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            head = b"".join(iter(self.rfile.readline, b"\r\n"))
+            length = re.search(rb"content-length: (\d+)", head.lower())
+            self.rfile.read(int(length[1]) if length else 0)  # left unread, it would reset the connection
+            received.append(head)
+            self.wfile.write(answer)
+
+    with running(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url, received
 
 
-def send_raw(url, request):
-    """Send bytes on a socket, and return all that comes back until the server hangs up."""
+def send_raw(url, *parts):
+    """Send bytes on a socket, each part after an answer to the last; return what comes until the server hangs up."""
     host, port = url.removeprefix("http://").split(":")
+    received = b""
     with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(request)
-        return connection.makefile("rb").read()
+        for part in parts[:-1]:
+            connection.sendall(part)
+            received += connection.recv(65536)
+        connection.sendall(parts[-1])
+        return received + connection.makefile("rb").read()
 
 
 def raw_request(target, *headers, method="GET", body=b"", host="127.0.0.1"):

@@ -5,7 +5,7 @@ from unittest.mock import Mock, call
 from rgate_integrations import Draft
 from rgate_integrations.answering.drafting import write_answers
 from rgate_integrations.index import Passage
-from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, format_passages
+from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 
 
 def echo(prompt, values, *, tokens):
@@ -27,11 +27,3 @@ def test_answers_with_passages_and_without_come_in_order_in_a_batch_each():
         call(ANSWER_WITH_PASSAGES, read, tokens=9),
         call(ANSWER, [{"question": "q1?"}], tokens=9),
     ]
-    assert write_answers(llm, [], []) == []
-    assert llm.generate.call_count == 2
-
-
-def test_passages_are_numbered_and_untitled_ones_have_no_title():
-    found = [Passage("a", "It is in France.", title="Paris"), Passage("b", "It rains.")]
-    assert format_passages(found) == "[1] Paris: It is in France.\n\n[2] It rains."
-    assert format_passages(iter([])) == ""

@@ -29,26 +29,10 @@ class ByTitle:
 
     name = identity = "by title"
 
-    def __init__(self):
-        self.embedded = []
-
     def embed(self, texts):
-        self.embedded += texts
         return np.array([[1, 0] if "Lena" in text else [0.6, 0.8] for text in texts], np.float32)
 
     embed_queries = embed
-
-
-def test_what_words_find_is_put_in_order_by_meaning_and_embedded_once(tmp_path):
-    embedder = ByTitle()
-    search = RerankedBM25(PASSAGES, embedder, tmp_path / "kept")
-    (hits, nothing) = search.search(["Is the Lena a river?", "zzz"], k=5)
-    assert [(hit.passage.title, round(hit.score, 6)) for hit in hits] == [("Lena", 1), ("Ob", 0.6)]
-    assert nothing == []
-    assert not any("Bread" in text for text in embedder.embedded)
-    later = ByTitle()
-    RerankedBM25(PASSAGES, later, tmp_path / "kept").search(["river"])
-    assert later.embedded == ["river"]
 
 
 @pytest.mark.model
@@ -61,7 +45,10 @@ def test_the_demo_shows_each_decision_before_its_answer_and_counts(smollm2, tmp_
             return super()._generate(*arguments, **options)
 
     llm = Answers(messages=itertools.repeat(AIMessage("It is Paris.")))
-    demo.compare(llm, RerankedBM25(PASSAGES, ByTitle(), tmp_path / "kept"))
+    search = RerankedBM25(PASSAGES, ByTitle(), tmp_path / "kept")
+    (hits,) = search.search(["Is the Lena a river?"], k=5)
+    assert [hit.passage.title for hit in hits] == ["Lena", "Ob"], "found by words, ordered by meaning"
+    demo.compare(llm, search)
     shown = capsys.readouterr().out
     at = [shown.index(text) for text in (demo.QUESTIONS[0], "skip retrieval: ", "  It is Paris.")]
     assert at == sorted(at)

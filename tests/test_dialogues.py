@@ -19,14 +19,15 @@ def test_frames_are_of_one_part_and_have_both_labels():
         assert 0.4 < sum(needs) / len(needs) < 0.6, name
 
 
+OPEN = re.compile(r"\{\w+\}|@(task|common|obscure|fresh|private|any)\b|\([^()]*\|")
+
+
 def test_a_dialogue_is_one_to_five_turns_and_a_message_with_nothing_left_open():
-    for each in TRAIN + TEST:
-        assert 1 <= len(each.turns) <= 5
-        assert {role for role, _ in each.turns} <= {"user", "assistant"}
-        for text in (each.message, *(text for _, text in each.turns)):
-            assert text.strip()
-            assert not re.search(r"\{\w+\}|@(task|common|obscure|fresh|private|any)\b|\([^()]*\|", text)
     assert {len(each.turns) for each in TRAIN} == {1, 2, 3, 4, 5}
+    for each in TRAIN + TEST:
+        assert {role for role, _ in each.turns} <= {"user", "assistant"}
+        texts = [each.message, *(text for _, text in each.turns)]
+        assert all(text.strip() and not OPEN.search(text) for text in texts)
 
 
 def test_a_follow_up_has_the_kind_of_what_was_before_and_a_question_of_its_own_has_not():

@@ -1,7 +1,6 @@
 """The gateway's search: whether a retriever hangs, fails or returns something else, the client gets an answer."""
 
 import asyncio
-import json
 import threading
 from uuid import UUID
 
@@ -9,15 +8,11 @@ import pytest
 
 from rgate_integrations.index import Passage
 from rgate_integrations.index.retriever import Hit
-from rgate_integrations.serving.app import make_app
-from rgate_integrations.serving.gateway import Gateway
-from rgate_integrations.serving.search_limits import LimitedSearch, SearchError
+from rgate_integrations.serving.gateway import LimitedSearch
 from rgate_integrations.serving.service import DecisionService
-from rgate_integrations.serving.upstream import Upstream
-from tests.http_servers import Words, listening
-from tests.patience import Clock
+from tests.http_servers import Words
 from tests.scripted_upstream import ScriptedUpstream, Shelf
-from tests.test_gateway import CLIENT, HAMLET, Unsure, gateway, gateway_headers
+from tests.test_gateway import HAMLET, Unsure, gateway, gateway_headers
 
 FOUND = [Hit(Passage("1", "a passage", title="T"), 1.0)]
 
@@ -35,10 +30,23 @@ class Returns(Shelf):
 
 
 def raises(error):
-    def search(queries, k):
+    def fail(*arguments, **options):
         raise error
 
-    return search
+    return fail
+
+
+class Condensing(ScriptedUpstream):
+    """Answers a request of the gateway's own, which has one message, with a question."""
+
+    def __init__(self, condensed):
+        super().__init__()
+        self.condensed = condensed
+
+    def answer(self, body):
+        if "one question" in str(body["messages"][0]["content"]):
+            return self.condensed
+        return super().answer(body)
 
 
 class SpeechlessError(OSError):
@@ -86,73 +94,67 @@ def test_whatever_a_retriever_returns_the_upstream_is_asked(found, look_first, c
     assert "The search failed: " in caplog.text, "it does not pass for one that found nothing"
 
 
-@pytest.mark.parametrize("look_first", [False, True])
-def test_passages_without_text_are_left_out(look_first):
-    """Regression: an empty passage was inserted as "[2] ", and counted."""
-    texts = ("William Shakespeare wrote Hamlet.", "", " \n")
-    found = [[Hit(Passage(str(number), text, "Hamlet"), 1.0) for number, text in enumerate(texts)]]
-    with gateway(Words(), shelf=Returns(found), look_first=look_first) as between:
-        assert gateway_headers(between.ask())["passages"] == "1"
-        sent = json.dumps(between.sent)
-        assert "[1] Hamlet: William Shakespeare" in sent
-        assert "[2]" not in sent
-    with gateway(Words(), shelf=Returns([found[0][1:]]), look_first=look_first) as between:
-        assert gateway_headers(between.ask())["passages"] == "0"
-        assert between.sent == HAMLET
+def hits(*texts):
+    return [Hit(Passage(str(number), text, "Hamlet"), 1.0) for number, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize("look_first", [False, True])
-def test_no_more_passages_are_read_than_were_asked_for(look_first):
-    many = [
-        Hit(Passage(str(number), f"William Shakespeare wrote Hamlet {number}"), 1.0)
-        for number in range(10_000)
-    ]
-    with gateway(Words(), shelf=Returns([many]), look_first=look_first, k=2) as between:
-        assert gateway_headers(between.ask())["passages"] == "2"
-        assert "Hamlet 1" in between.sent
-        assert "Hamlet 2" not in between.sent
+PLAY = "William Shakespeare wrote Hamlet."
 
 
 def endless(queries, k):
     while True:
-        yield iter(FOUND * 3)
+        yield iter(hits(PLAY) * 3)
 
 
+@pytest.mark.parametrize("look_first", [False, True])
 @pytest.mark.parametrize(
     ("found", "sent"),
     [
         # Regression: with the ids of a database, UUIDs, no search had passages.
-        ([[Hit(Passage(UUID(int=7), "a passage"), 1.0)]], "a passage"),
+        ([[Hit(Passage(UUID(int=7), PLAY), 1.0)]], f"[1] {PLAY}"),
         # Some upstreams refuse the whole request.
-        ([[Hit(Passage("1", "cut \ud83d", title="\ude00"), 1.0)]], "[1] ?: cut ?"),
-        (endless, "[1] T: a passage"),  # three times the same
+        ([[Hit(Passage("1", f"{PLAY} \ud83d", title="\ude00"), 1.0)]], f"[1] ?: {PLAY} ?"),
+        # Regression: an empty passage was inserted as "[2] ", and counted.
+        ([hits(PLAY, "", " \n")], f"[1] Hamlet: {PLAY}"),
+        ([hits("", " \n")], None),
+        (
+            [hits(*(f"{PLAY} {number}" for number in range(10_000)))],
+            f"[1] Hamlet: {PLAY} 0\n\n[2] Hamlet: {PLAY} 1",
+        ),
+        (endless, f"[1] Hamlet: {PLAY}"),  # three times the same
     ],
-    ids=["an id that is hashable", "half of an emoji", "an endless list"],
+    ids=[
+        "an id that is hashable",
+        "half of an emoji",
+        "empty ones",
+        "only empty ones",
+        "too many",
+        "an endless list",
+    ],
 )
-def test_a_passage_is_read_whatever_it_comes_with(found, sent):
-    with gateway(Words(), shelf=Returns(found), k=2) as between:
-        assert gateway_headers(between.ask())["passages"] == "1"
-        assert sent in between.sent
+def test_passages_with_text_are_read_and_no_more_than_were_asked_for(found, sent, look_first):
+    with gateway(Words(), shelf=Returns(found), k=2, look_first=look_first) as between:
+        count = gateway_headers(between.ask())["passages"]
+        text = between.sent
+    if sent is None:
+        assert (count, text) == ("0", HAMLET)
+    else:
+        assert count == str(sent.count(PLAY))
+        assert f"{sent}\n\nQuestion: {HAMLET}" in text
 
 
-def test_the_log_has_the_error_on_one_line_without_the_question(caplog):
-    error = OSError('no answer for "WHO wrote\n2026-01-01 INFO Hamlet?" é')
-    with gateway(Words(), shelf=Returns(raises(error))) as between:
-        between.ask("who wrote hamlet? s3cret")
-        assert 'rgate_errors_total{type="OSError"}' in between.metrics
-    (line,) = [record.getMessage() for record in caplog.records if "search" in record.getMessage()]
-    assert line == 'The search failed: OSError: no answer for "WHO … 2026-01-01 INFO …?" é'
-
-
-def test_the_log_tells_no_word_of_a_follow_up_that_the_upstream_rewrote(caplog):
-    def fails(queries, k):
-        raise ValueError(f"bad query {queries[0]}")
+@pytest.mark.parametrize("condense", [False, True])
+def test_the_log_has_the_error_on_one_line_without_the_question_or_its_condensed_form(condense, caplog):
+    def fail(queries, k):
+        raise OSError(f'no answer for "WHO wrote\n2026-01-01 INFO Hamlet?" é {queries}')
 
     upstream = Condensing([{"content": "Who confirms parental leave?"}])
-    with gateway(Words(), upstream, shelf=Returns(fails), condense=True) as between:
-        between.ask(messages=turns(LEAVE, "28.", SIGNS))
+    with gateway(Words(), upstream, shelf=Returns(fail), condense=condense) as between:
+        between.ask(messages=turns(HAMLET, "Him.", SIGNS))
+        assert 'rgate_errors_total{type="OSError"}' in between.metrics
     (line,) = [record.getMessage() for record in caplog.records if "search" in record.getMessage()]
-    assert line == "The search failed: ValueError: bad query Who … … …?"
+    assert line.startswith('The search failed: OSError: no answer for "WHO … 2026-01-01 INFO …?" é')
+    assert [word for word in ("confirms", "parental", "leave", "signs") if word in line] == []
 
 
 # --- searches that hang -------------------------------------------------------------------------------------------
@@ -182,44 +184,13 @@ def hanging():
 @pytest.mark.parametrize(
     "options", [{}, {"look_first": True}, {"answer_first": True, "look_first": True}], ids=str
 )
-def test_a_search_that_hangs_is_given_up_and_the_upstream_is_asked(hanging, options, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.serving.search_limits.monotonic", Clock())
-    upstream = ScriptedUpstream()
-    service = DecisionService(Unsure() if "answer_first" in options else Words(), timeout=0.6)
-    with listening(upstream.app) as behind:
-        between = Gateway(service, Upstream(behind), hanging, **options)
-        with listening(make_app(service, between)) as url:
-            body = {"messages": [{"role": "user", "content": HAMLET}], "stream": True}
-            for _ in range(20):  # more than an executor of this machine has threads
-                response = CLIENT.post(f"{url}/v1/chat/completions", json=body)
-                assert response.status_code == 200
-            assert 'rgate_errors_total{type="SearchError"} 20.0' in CLIENT.get(f"{url}/metrics").text
-    assert upstream.requests[-1]["messages"][0]["content"] == HAMLET
-    assert hanging.threads == 3  # then it is paused
-
-
-async def failing(search):
-    with pytest.raises(SearchError) as error:
-        await search.search(["?"])
-    return "paused" if "paused" in str(error.value) else "late"
-
-
-async def test_a_search_is_paused_after_three_late_ones_and_goes_on_when_one_is_in_time(hanging, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("rgate_integrations.serving.search_limits.monotonic", clock)
-    search = LimitedSearch(hanging, k=1, timeout=0.01)
-    assert [await failing(search) for _ in range(5)] == ["late"] * 3 + ["paused"] * 2
-    clock.now += 9.9
-    assert await failing(search) == "paused"
-    clock.now += 0.1
-    both = await asyncio.gather(failing(search), failing(search))
-    assert sorted(both) == ["late", "paused"]  # one is tried
-    assert hanging.threads == 4
-    hanging.may_return.set()
-    search._timeout = 60
-    assert await failing(search) == "paused"
-    clock.now += 10
-    assert [await search.search(["?"]) for _ in range(3)] == [[FOUND]] * 3
+def test_a_search_that_hangs_is_given_up_and_the_upstream_is_asked(hanging, options):
+    gate = Unsure() if "answer_first" in options else Words()
+    with gateway(gate, shelf=hanging, timeout=0.6, **options) as between:
+        for _ in range(2):
+            assert between.ask(stream=True).status_code == 200
+            assert between.sent == HAMLET
+        assert 'rgate_errors_total{type="SearchError"} 2.0' in between.metrics
 
 
 @pytest.mark.parametrize(
@@ -230,7 +201,7 @@ async def test_a_search_is_paused_after_three_late_ones_and_goes_on_when_one_is_
 async def test_no_more_threads_search_than_may_and_the_others_wait(
     hanging, monkeypatch, threads, callers, leaver
 ):
-    monkeypatch.setattr("rgate_integrations.serving.search_limits._THREADS", threads)
+    monkeypatch.setattr("rgate_integrations.serving.gateway._THREADS", threads)
     search = LimitedSearch(hanging, k=1, timeout=60)
     waiting = [asyncio.ensure_future(search.search(["?"])) for _ in range(callers)]
     while hanging.threads < threads:
@@ -251,15 +222,11 @@ async def test_no_more_threads_search_than_may_and_the_others_wait(
 def test_whatever_breaks_in_the_gateway_the_upstream_is_asked(part, monkeypatch):
     with gateway(Words()) as between:
         between.ask("known")
-        monkeypatch.setattr(DecisionService, part, raises_any)
+        monkeypatch.setattr(DecisionService, part, raises(RuntimeError("broken")))
         response = between.ask()
     assert response.status_code == 200
     assert gateway_headers(response)["error"] == "RuntimeError"
     assert "Shakespeare" in between.sent
-
-
-def raises_any(*args, **options):
-    raise RuntimeError("broken")
 
 
 def turns(*texts):
@@ -273,44 +240,30 @@ FILE = "These are the files of the chat.\n```\n" + "limit = 4\n" * 2_000 + "```"
 """As coding clients hand files over, in a turn of their own; the embedder would read nothing after it."""
 
 
+NEW = "Where do visitors park on Sundays?"
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
 @pytest.mark.parametrize(
-    ("messages", "query"),
+    ("messages", "queries"),
     [
-        (turns("Who signs it?"), "Who signs it?"),
-        (turns(LEAVE, "28.", SIGNS), f"{LEAVE}\n{SIGNS}"),
-        (turns(LEAVE, "28.", "Thanks!", "You are welcome!", SIGNS), f"{LEAVE}\n{SIGNS}"),
-        (turns(LEAVE, "No idea.", "Try again."), f"{LEAVE}\nTry again."),
-        (turns("Leave?", "28.", SIGNS), f"Leave?\n{SIGNS}"),
-        (turns(f"{STORY}{LEAVE} {STORY}", "28.", SIGNS), f"{LEAVE}\n{SIGNS}"),
-        (turns(FILE, "Ok.", SIGNS), f"{FILE[:400]}\n{SIGNS}"),
-        (turns(f"USER: {LEAVE}\nASSISTANT: 28.\nUSER: {SIGNS}\nASSISTANT:"), f"{LEAVE}\n{SIGNS}"),
+        (turns("Who signs it?"), ["Who signs it?"]),
+        (turns(LEAVE, "28.", SIGNS), [f"{LEAVE}\n{SIGNS}"]),
+        (turns([{"type": "text", "text": LEAVE}, IMAGE], "28.", SIGNS), [f"{LEAVE}\n{SIGNS}"]),
+        (turns(LEAVE, "28.", "Thanks!", "You are welcome!", SIGNS), [f"{LEAVE}\n{SIGNS}"]),
+        (turns(LEAVE, "No idea.", "Try again."), [f"{LEAVE}\nTry again."]),
+        (turns("Leave?", "28.", SIGNS), [f"Leave?\n{SIGNS}"]),
+        (turns(f"{STORY}{LEAVE} {STORY}", "28.", SIGNS), [f"{LEAVE}\n{SIGNS}"]),
+        (turns(FILE, "Ok.", SIGNS), [f"{FILE[:400]}\n{SIGNS}"]),
+        (turns(f"USER: {LEAVE}\nASSISTANT: 28.\nUSER: {SIGNS}\nASSISTANT:"), [f"{LEAVE}\n{SIGNS}"]),
+        # Regression: the earlier question pushed the passages of a new one out.
+        (turns(LEAVE, "28.", NEW), [NEW, f"{LEAVE}\n{NEW}"]),
     ],
 )
-def test_a_follow_up_is_searched_for_with_what_it_follows_on(messages, query):
+def test_a_follow_up_is_searched_for_with_what_it_follows_on(messages, queries):
     with gateway(Words()) as between:
         between.ask(messages=messages)
-        assert between.shelf.queries == [query]
-
-
-def test_a_question_that_may_stand_alone_is_searched_for_alone_and_after_the_earlier_turn():
-    """Regression: the earlier question pushed a new one's passages out."""
-    new = "Where do visitors park on Sundays?"
-    with gateway(Words()) as between:
-        between.ask(messages=turns(LEAVE, "28.", new))
-        assert between.shelf.queries == [new, f"{LEAVE}\n{new}"]
-
-
-class Condensing(ScriptedUpstream):
-    """Answers a request of the gateway's own, which has one message, with a question."""
-
-    def __init__(self, condensed):
-        super().__init__()
-        self.condensed = condensed
-
-    def answer(self, body):
-        if "one question" in str(body["messages"][0]["content"]):
-            return self.condensed
-        return super().answer(body)
+        assert between.shelf.queries == queries
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,20 @@ def client_of(url):
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
 
 
-def chat(url, question, **more):
-    messages = [{"role": "user", "content": question}]
-    return client_of(url).chat.completions.create(model="smollm2", messages=messages, **{**SHORT, **more})
+def ask(client, **more):
+    messages = [{"role": "user", "content": KNOWN}]
+    return client.chat.completions.create(model="smollm2", messages=messages, **SHORT, **more)
 
 
-def said(chunks):
+def streamed(client):
+    chunks = ask(client, stream=True)
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 @pytest.mark.parametrize("answer_first", [False, AnswerFirst(tokens=4)])
 def test_openai_gets_the_same_answer_for_what_is_known(served, answer_first):
-    alone = said(chat(served.url, KNOWN, stream=True))
     with serving_gateway(Words(), served.url, Shelf(), answer_first=answer_first) as url:
-        assert said(chat(url, KNOWN, stream=True)) == alone
-        assert chat(url, KNOWN).choices[0].message.content == alone
-        assert [model.id for model in client_of(url).models.list()]
-        with_tools = chat(url, KNOWN, tools=[ADD])
-    assert with_tools.choices == chat(served.url, KNOWN, tools=[ADD]).choices
+        alone, through = client_of(served.url), client_of(url)
+        assert streamed(through) == streamed(alone) == ask(through).choices[0].message.content
+        assert [model.id for model in through.models.list()]
+        assert ask(through, tools=[ADD]).choices == ask(alone, tools=[ADD]).choices

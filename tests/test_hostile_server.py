@@ -13,7 +13,6 @@ import time
 import traceback
 from contextlib import contextmanager, suppress
 from functools import partial
-from http.server import ThreadingHTTPServer
 from unittest.mock import AsyncMock, patch
 
 import httpx
@@ -76,21 +75,27 @@ def test_credentials_are_sent_and_travel_in_pickles_and_are_shown_nowhere(fake, 
     assert_no_secret(f"{proxy!r} {vars(proxy)} {caplog.text}")
 
 
+NO_URLS = [
+    "ann:ss-word@localhost:8000",
+    "ftp://ann:ss-word@localhost/v1",
+    "http://ann:ss-word@[::1/v1",
+    "http://ann:ss-word/x@host/v1",
+    "http://ann:1/ss-word@host/v1",
+    "http://ann:ss-word#x@host/v1",
+    "http://ann:ss-word@host\u2100/v1",
+    "http://ann:ss-word@/v1",
+    "http://host/v1?key=secret",
+]
+
+
 @pytest.mark.parametrize(
     ("url", "key", "why"),
     [
-        ("ann:ss-word@localhost:8000", None, "URL is invalid"),
-        ("ftp://ann:ss-word@localhost/v1", None, "URL is invalid"),
-        ("http://ann:ss-word@[::1/v1", None, "URL is invalid"),
-        ("http://ann:ss-word/x@host/v1", None, "URL is invalid"),
-        ("http://ann:1/ss-word@host/v1", None, "URL is invalid"),
-        ("http://ann:ss-word#x@host/v1", None, "URL is invalid"),
-        ("http://ann:ss-word@host\u2100/v1", None, "URL is invalid"),
-        ("http://ann:ss-word@/v1", None, "URL is invalid"),
-        ("http://host/v1?key=secret", None, "URL is invalid"),
-        ("http://host/v1", f"{KEY}\nX-Other: 1", "API key must be printable"),
-        ("http://host/v1", f"\ufeff{KEY}", "API key must be printable"),
-        ("http://host/v1", KEY.encode(), "API key must be printable"),
+        *((url, None, "URL is invalid") for url in NO_URLS),
+        *(
+            ("http://host/v1", key, "API key must be printable")
+            for key in (f"{KEY}\nX-Other: 1", f"\ufeff{KEY}", KEY.encode())
+        ),
         (f"http://{LOGIN}@host/v1", KEY, "Both an API key and a login"),
     ],
 )
@@ -126,15 +131,12 @@ def test_an_option_of_another_type_or_that_bounds_nothing_is_named(make, why):
         make()
 
 
-def test_a_server_that_echoes_the_login_is_not_quoted_with_it(fake, caplog):
+def test_a_server_that_echoes_the_login_or_a_lost_connection_tells_no_secret(fake, caplog):
     host = fake((400, f"p@ss-word Basic {BASIC}")).url.removeprefix("http://")
     failed(RemoteModel(f"http://{LOGIN}@{host}", "m"), caplog, EvidenceError, r"\*\*\* Basic \*\*\*")
-
-
-@pytest.mark.parametrize(("login", "key"), [("", KEY), (f"{LOGIN}@", None)])
-def test_a_lost_connection_tells_no_secret(login, key, caplog):
-    unreachable = RemoteModel(f"http://{login}127.0.0.1:9/v1", "m", api_key=key, retries=0)
-    failed(unreachable, caplog, ServerError, r"127\.0\.0\.1:9/v1 could not be used")
+    for login, key in (("", KEY), (f"{LOGIN}@", None)):
+        unreachable = RemoteModel(f"http://{login}127.0.0.1:9/v1", "m", api_key=key, retries=0)
+        failed(unreachable, caplog, ServerError, r"127\.0\.0\.1:9/v1 could not be used")
 
 
 def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, caplog):
@@ -181,22 +183,21 @@ def dripping(first, piece, pause):
         yield f"{url}/v1", taken
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
+each_drip = pytest.mark.parametrize(
     ("first", "piece"),
     [(b"", b"H"), (HEAD, b"X-More: 1\r\n"), (HEAD + b"\r\n{", b" ")],
     ids=["the status", "headers", "the body"],
 )
+
+
+@pytest.mark.timeout(120)
+@each_drip
 def test_a_dripping_server_does_not_outlast_the_timeout(first, piece, caplog, monkeypatch):
     """Each of its pieces comes in time. Without a deadline for all of them this would not end."""
     monkeypatch.setattr("random.uniform", lambda *_: 0.0)  # no pause before it is asked again
+    late = r"no complete answer within 0\.1 s|RemoteProtocolError"
     with dripping(first, piece, pause=0.01) as (url, _):
-        failed(
-            RemoteModel(url, "m", timeout=0.1, retries=1),
-            caplog,
-            ServerError,
-            r"no complete answer within 0\.1 s|RemoteProtocolError",
-        )
+        failed(RemoteModel(url, "m", timeout=0.1, retries=1), caplog, ServerError, late)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +217,7 @@ def test_no_more_of_an_answer_is_read_than_an_answer_can_have_and_none_is_unpack
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("first", "piece"),
-    [(b"", b"H"), (HEAD, b"X-More: 1\r\n"), (HEAD + b"\r\n{", b" ")],
-    ids=["the status", "headers", "the body"],
-)
+@each_drip
 @pytest.mark.parametrize("limit", [{"request_seconds": 0.3}, {"timeout": 0.1}])
 def test_a_dripping_decision_server_holds_no_question_up(first, piece, limit):
     """Neither ``/v1/decide`` nor, after that, ``/ready`` ever ends."""
@@ -254,36 +251,11 @@ def test_a_charset_of_the_servers_choice_decodes_nothing(charset):
     assert "answered 500: a\ufffdb" in decision.error.message
 
 
-class Cookies(Fake):
-    """Sets a cookie with each answer, and notes which one comes back."""
-
-    came: list = []  # noqa: RUF012
-
-    def do_GET(self):
-        self.do_POST()
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.came.append(self.headers.get("Cookie"))
-        text = json.dumps(answer()).encode()
-        self.send_response(200 if len(self.came) != 1 else 503)
-        self.send_header("Set-Cookie", "session=of-somebody; Path=/")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-
-@pytest.mark.parametrize("asks", ["a served model", "a decision server"])
-def test_a_servers_cookie_does_not_come_back_with_another_request(asks, monkeypatch):
-    monkeypatch.setattr(Cookies, "came", [])
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), Cookies)) as url:
-        if asks == "a served model":
-            RemoteModel(f"{url}/v1", "m", max_concurrency=1).generate(ANSWER, VALUES * 3, tokens=3)
-        else:
-            gate = load_gate(url)
-            for _ in range(4):
-                gate.decide("who?")
-    assert Cookies.came == [None] * 4
+def test_a_servers_cookie_does_not_come_back_with_another_request(fake):
+    Fake.cookies.clear()
+    reply = (200, json.dumps(answer()), ("Set-Cookie", "session=of-somebody; Path=/"))
+    fake((503, "later", reply[2]), reply, max_concurrency=1).generate(ANSWER, VALUES * 3, tokens=3)
+    assert Fake.cookies == [None] * 4
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])

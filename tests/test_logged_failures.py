@@ -48,43 +48,14 @@ def lines(caplog):
     return logged
 
 
-def test_a_gate_whose_model_quotes_question_turns_and_draft(lines):
-    class Quoting(ScriptedProxy):
-        def _called(self, name, values):
-            raise quote(PRIVATE, TURN, PASSAGE)
-
-    gate = load_gate("ik", proxy=Quoting())
-    decision = gate.decide(PRIVATE, draft=Draft(text=PASSAGE), history=[TURN])
-    assert "Ann Example" in decision.error.message  # who asked may read it
-    assert "QuotingError: status 400" in lines()
-
-
-def test_an_object_that_is_a_gate_and_quotes(lines):
-    class Quoting:
-        reads_history = True
-
-        def decide_batch(self, requests):
-            raise quote(requests[0].question, *requests[0].history)
-
-        async def adecide_batch(self, requests):
-            raise quote(requests[0].question)
-
-    RetrievalGate(Quoting()).invoke({"question": PRIVATE, "chat_history": [("human", TURN)]})
-    assert "QuotingError: status 400" in lines()
-
-
 def test_a_background_job_that_is_not_awaited_logs_its_failure(lines):
-    def fail():
-        raise quote(PRIVATE)
-
     def begin():
         task = yield Start(Call(fail, None))
         task.drop()
         return task
 
-    task = run(begin())
     with pytest.raises(QuotingError):
-        task.run()
+        run(begin()).run()
     while "QuotingError" not in lines():
         pass
 
@@ -100,40 +71,78 @@ class Failing(FakeListChatModel):
     _stream = _call
 
 
-def test_llms_that_write_drafts_and_quote(lines):
-    RetrievalGate(load_gate("ik", source="llm"), llm=Failing()).invoke(PRIVATE)
-    assert "QuotingError: status 400" in lines()
+class QuotingGate:
+    reads_history = True
+
+    def decide_batch(self, requests):
+        raise quote(requests[0].question, *requests[0].history)
+
+    async def adecide_batch(self, requests):
+        self.decide_batch(requests)
 
 
-def test_an_llm_that_writes_nothing_is_logged_like_one_that_fails(lines):
-    llm = FakeListChatModel(responses=[""])
-    RetrievalGate(load_gate("ik", source="llm"), llm=llm).invoke(PRIVATE)
-    assert "The LLM wrote no draft: NoAnswerError: " in lines()
+class QuotingProxy(ScriptedProxy):
+    def _called(self, name, values):
+        raise quote(PRIVATE, TURN, PASSAGE)
 
 
-def test_a_llama_index_llm_that_writes_drafts_and_quotes(lines):
-    def fail(options):
-        raise quote(PRIVATE)
-
-    ClaimFusionRetriever([Shelf()], ScriptedGate(), draft_llm=Writer(fails=fail)).retrieve(PRIVATE)
-    assert "The LLM wrote no draft: QuotingError: status 400" in lines()
+def fail(*arguments):
+    raise quote(PRIVATE, TURN, PASSAGE)
 
 
-def test_a_direct_arm_that_answers_first_and_quotes(lines):
-    arms = {"retrieve": RunnableLambda(str), "direct": Failing()}
-    gate = RetrievalGate(load_gate("ik", proxy=ScriptedProxy()))
-    gate.route(**arms, answer_first=True).invoke(PRIVATE)
-    assert "The direct arm wrote no answer: QuotingError" in lines()
+def fail_on_question(options):
+    raise quote(PRIVATE)
 
 
-def test_a_follow_up_whose_condensing_fails_and_quotes(lines):
-    def condense(messages):
-        raise quote(PRIVATE, TURN)
+FOLLOW_UP = {"question": PRIVATE, "chat_history": [("human", TURN)]}
+ARMS = {"retrieve": RunnableLambda(str), "direct": Failing()}
+IK = load_gate("ik", proxy=ScriptedProxy())
+SILENT = FakeListChatModel(responses=[""])
+FAILURES = {
+    "a model": (
+        lambda: load_gate("ik", proxy=QuotingProxy()).decide(
+            PRIVATE, draft=Draft(text=PASSAGE), history=[TURN]
+        ),
+        "QuotingError: status 400",
+    ),
+    "an object that is a gate": (
+        lambda: RetrievalGate(QuotingGate()).invoke(FOLLOW_UP),
+        "QuotingError: status 400",
+    ),
+    "an LLM that writes drafts": (
+        lambda: RetrievalGate(load_gate("ik", source="llm"), llm=Failing()).invoke(PRIVATE),
+        "The LLM wrote no draft: QuotingError: status 400",
+    ),
+    "an LLM that writes nothing": (
+        lambda: RetrievalGate(load_gate("ik", source="llm"), llm=SILENT).invoke(PRIVATE),
+        "The LLM wrote no draft: NoAnswerError: ",
+    ),
+    "an LLM of LlamaIndex": (
+        lambda: ClaimFusionRetriever(
+            [Shelf()], ScriptedGate(), draft_llm=Writer(fails=fail_on_question)
+        ).retrieve(PRIVATE),
+        "The LLM wrote no draft: QuotingError: status 400",
+    ),
+    "a direct arm that answers first": (
+        lambda: RetrievalGate(IK).route(**ARMS, answer_first=True).invoke(PRIVATE),
+        "The direct arm wrote no answer: QuotingError",
+    ),
+    "condensing": (
+        lambda: RetrievalGate(IK, condense=RunnableLambda(fail)).invoke(FOLLOW_UP),
+        "A follow-up could not be condensed: QuotingError",
+    ),
+}
 
-    gate = RetrievalGate(load_gate("ik", proxy=ScriptedProxy()), condense=RunnableLambda(condense))
-    decision = gate.invoke({"question": PRIVATE, "chat_history": [("human", TURN)]})
-    assert decision.retrieve
-    assert "A follow-up could not be condensed: QuotingError" in lines()
+
+@pytest.mark.parametrize(("ask", "logged"), FAILURES.values(), ids=FAILURES)
+def test_what_fails_is_logged_without_what_it_quotes(ask, logged, lines):
+    ask()
+    assert logged in lines()
+
+
+def test_who_asked_may_read_what_was_quoted():
+    decision = load_gate("ik", proxy=QuotingProxy()).decide(PRIVATE)
+    assert (decision.retrieve, "Ann Example" in decision.error.message) == (True, True)
 
 
 def test_what_is_found_and_cannot_be_judged(lines, monkeypatch):

@@ -31,9 +31,6 @@ async def test_the_tools_advise_and_say_what_to_search_for():
         found = await call(client, "search_queries", question="Who wrote it all?", draft=draft)
         assert found["result"][0] == "Who wrote it all?"
         assert (await call(client, "search_queries", question="known"))["result"] == []
-
-
-async def test_a_gate_that_fails_advises_to_retrieve():
     async with mcp.Client(agents.make_mcp_server(Broken())) as client:
         assert (await call(client, "should_retrieve", question="known"))["retrieve"]
 
@@ -61,23 +58,20 @@ def message(method, number=None, **params):
     return json.dumps(fields if number is None else {**fields, "id": number}).encode() + b"\n"
 
 
-def started():
-    """Start the command, which has no question yet; returns it once it has said hello."""
-    process = subprocess.Popen([sys.executable, *COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.stdin.write(message("initialize", 1, **HELLO) + message("notifications/initialized"))
-    process.stdin.flush()
-    assert json.loads(process.stdout.readline())["id"] == 1
-    return process
+def test_a_session_over_http_outlasts_its_first_answer_also_behind_a_proxy_server():
+    """Regression: the session ended when the client had its first answer: what came then got 404.
 
-
-def test_a_session_over_http_outlasts_its_first_answer():
-    """Regression: the session ended when the client had its first answer: what came then got 404."""
+    The MCP library's own check refused what a proxy server sends on, also with the token.
+    """
     headers = {
         "accept": "application/json, text/event-stream",
         "content-type": "application/json",
         "mcp-protocol-version": HELLO["protocolVersion"],
+        "host": "mcp.example",
+        "origin": "https://mcp.example",
+        "authorization": "Bearer secret",
     }
-    with listening(agents.make_mcp_app(agents.make_mcp_server(Words()))) as url:
+    with listening(agents.make_mcp_app(agents.make_mcp_server(Words())), token="secret") as url:  # noqa: S106
 
         def post(content):
             return httpx.post(f"{url}/mcp", content=content, headers=headers, timeout=PATIENCE)
@@ -85,43 +79,24 @@ def test_a_session_over_http_outlasts_its_first_answer():
         headers["mcp-session-id"] = post(message("initialize", 1, **HELLO)).headers["mcp-session-id"]
         assert post(message("notifications/initialized")).status_code == 202
         answered = post(message("tools/call", 2, **ASKED))
-    (said,) = [line for line in answered.text.splitlines() if line.startswith("data:")]
-    assert json.loads(said.removeprefix("data:"))["result"]["structuredContent"]["p_known"] == 0.9
+    (line,) = [line for line in answered.text.splitlines() if line.startswith("data:")]
+    assert json.loads(line.removeprefix("data:"))["result"]["structuredContent"]["p_known"] == 0.9
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")
 def test_ctrl_c_ends_it_while_it_waits_for_input():
-    with started() as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *COMMAND], **pipes) as process:
+        process.stdin.write(message("initialize", 1, **HELLO))
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=PATIENCE) == -signal.SIGINT  # which a shell shows as 130
 
 
-OTHER_PORT = ("origin", "http://127.0.0.1:1")
-
-
-@pytest.mark.parametrize(
-    "header", [("origin", "http://evil.example"), ("sec-fetch-site", "cross-site"), OTHER_PORT]
-)
+@pytest.mark.parametrize("header", [("origin", "http://127.0.0.1:1"), ("sec-fetch-site", "cross-site")])
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
-def test_a_page_of_another_origin_is_refused_and_the_answer_says_so(method, header):
+def test_a_page_of_another_origin_is_refused(method, header):
     with listening(agents.make_mcp_app(agents.make_mcp_server(Words()))) as url:
         refused = httpx.request(method, f"{url}/mcp", headers=[header])
     assert (refused.status_code, refused.json()["error"]["type"]) == (403, "ForbiddenOrigin")
-
-
-@pytest.mark.parametrize(("token", "status"), [("", 400), ("secret", 200)])
-def test_another_name_of_this_machine_needs_the_token(token, status):
-    """The MCP library's own check refused what a proxy server sends on, also with the token."""
-    headers = {
-        "accept": "application/json, text/event-stream",
-        "host": "mcp.example",
-        "origin": "https://mcp.example",
-        "authorization": f"Bearer {token or None}",
-    }
-    with listening(agents.make_mcp_app(agents.make_mcp_server(Words())), token=token) as url:
-        answer = httpx.post(
-            f"{url}/mcp",
-            content=message("initialize", 1, **HELLO),
-            headers={**headers, "content-type": "application/json"},
-        )
-    assert answer.status_code == status

@@ -187,14 +187,6 @@ print(codes.count(0))
 """
 
 
-@FORK
-@pytest.mark.parametrize(
-    ("code", "printed_line"), [(LOCKS, "0\n"), (SEARCHES, "20\n")], ids=["lock", "index"]
-)
-def test_a_child_finds_every_lock_free_and_searches(code, printed_line):
-    assert ended(python(code))[:2] == (0, printed_line)
-
-
 LOADS = """
 import os, signal, threading
 from rgate_integrations import load_gate
@@ -227,13 +219,6 @@ print(codes.count(0), gate.decide(fact).cost.model_calls)
 """
 
 
-@FORK
-@pytest.mark.model
-def test_a_forked_child_reads_with_a_model_that_its_parent_never_loaded():
-    """The memory that sessions share may be locked at the fork."""
-    assert ended(python(LOADS))[:2] == (0, "4 2\n")
-
-
 ENDS = """
 import os, signal, sys
 from rgate_integrations import load_gate
@@ -250,10 +235,21 @@ for uses in (False, True):
 
 
 @FORK
-@pytest.mark.model
-def test_a_child_of_a_process_that_has_decided_ends_as_any_other():
-    """Regression: the telemetry of ONNX Runtime hung, or aborted, at the end of a worker of `gunicorn --preload`."""
-    assert ended(python(ENDS))[:2] == (0, "0\n0\n")
+@pytest.mark.parametrize(
+    ("code", "printed_line"),
+    [
+        pytest.param(LOCKS, "0\n", id="every lock is free"),
+        pytest.param(SEARCHES, "20\n", id="an index is searched"),
+        # The memory that sessions share may be locked at the fork.
+        pytest.param(
+            LOADS, "4 2\n", id="a model is read that the parent never loaded", marks=pytest.mark.model
+        ),
+        # Regression: the telemetry of ONNX Runtime hung, or aborted, a worker of `gunicorn --preload` at its end.
+        pytest.param(ENDS, "0\n0\n", id="it ends as any other", marks=pytest.mark.model),
+    ],
+)
+def test_in_a_forked_child(code, printed_line):
+    assert ended(python(code))[:2] == (0, printed_line)
 
 
 @pytest.mark.model
@@ -305,11 +301,12 @@ threading.Thread(target=ready_when_main_waits, daemon=True).start()
 
 
 def interrupted(code, **options):
-    """Press Ctrl-C once a script is ready; returns how it ended."""
+    """Press Ctrl-C once a script is ready; returns its exit code and what it said."""
     process = python(code, **options)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    return ended(process)
+    status, _, err = ended(process)
+    return status, err
 
 
 def test_a_script_that_ends_while_decisions_run_ends_with_0(model):
@@ -332,7 +329,7 @@ def test_ctrl_c_while_decisions_run_ends_the_script_as_ctrl_c_does(model, waits)
     # A scripted model is too quick to be interrupted: it waits instead.
     slow = f"{ENDS_SOON}\nModel.score = lambda *a, **k: threading.Event().wait()" if model == SCRIPTED else ""
     body = BUSY.replace("questions =", f"{slow}\nquestions =")
-    code, _, err = interrupted(f"{body}{READY}{waits}", model=model)
+    code, err = interrupted(f"{body}{READY}{waits}", model=model)
     assert code == -signal.SIGINT, err  # which a shell shows as 130
     assert "KeyboardInterrupt" in err
     assert "Fatal" not in err
@@ -349,7 +346,7 @@ def test_ctrl_c_ends_the_command_with_130():
     sys.argv = ["rgate", "decide", "--gate", "prompt", "Who wrote Hamlet?"]
     main()
     """
-    status, _, err = interrupted(f"{ENDS_SOON}\n{READY}{textwrap.dedent(code)}")
+    status, err = interrupted(f"{ENDS_SOON}\n{READY}{textwrap.dedent(code)}")
     assert status == 130, err
     assert "Traceback" not in err
 

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -28,36 +28,29 @@ def test_the_same_seed_gives_the_same_rows_and_another_one_others():
     assert {row.frame for row in other} >= {row.frame for row in rows() if row.source in ("work", "helpers")}
 
 
-def test_a_language_held_out_has_no_row_in_training_and_five_or_more_are():
+def test_no_language_and_no_text_is_in_training_and_held_out():
+    train = [row for row in rows() if row.part == "train"]
     held_out = {row.language for row in rows() if row.group.startswith("language:") and row.part == "groups"}
     assert held_out == set(text_rows.HELD_OUT_LANGUAGES)
     assert len(held_out) >= 4
-    assert not held_out & {row.language for row in rows() if row.part == "train"}
+    assert not held_out & {row.language for row in train}
     assert len(set(WHOLE) - held_out) >= 15
+    texts = {(row.text, row.history) for row in train}
+    assert len(texts) == len(train)
+    assert not texts & {(row.text, row.history) for row in rows() if row.part != "train"}
 
 
 def test_a_frame_and_a_held_out_group_are_of_one_part():
-    parts = defaultdict(set)
-    for row in rows():
-        if row.source != "paragraphs":
-            parts[row.frame].add(row.part)
-    assert {frame for frame, own in parts.items() if len(own) > 1} == set()
-    groups = defaultdict(set)
+    frames, groups = defaultdict(set), defaultdict(set)
     for row in rows():
         groups[row.group].add(row.part)
-    assert {group for group, own in groups.items() if "groups" in own and "train" in own} <= {
-        "wrapped:context",
-        "wrapped:plain",
-        "wrapped:transcript",
-    }
+        if row.source != "paragraphs":
+            frames[row.frame].add(row.part)
+    assert {frame for frame, parts in frames.items() if len(parts) > 1} == set()
+    both = {group for group, parts in groups.items() if {"groups", "train"} <= parts}
+    assert both <= {"wrapped:context", "wrapped:plain", "wrapped:transcript"}
     for kind in ("helper:emoji", "helper:moderation", "task:media", "topic:choir", "field:machines"):
         assert groups[kind] == {"groups"}
-
-
-def test_no_text_is_in_training_and_held_out():
-    train = {(row.text, row.history) for row in rows() if row.part == "train"}
-    assert not train & {(row.text, row.history) for row in rows() if row.part != "train"}
-    assert len(train) == sum(row.part == "train" for row in rows())
 
 
 def test_no_request_of_a_day_trains_the_heads(monkeypatch):
@@ -72,58 +65,41 @@ def test_no_request_of_a_day_trains_the_heads(monkeypatch):
     ] == []
 
 
-def test_no_template_line_stands_in_two_places():
-    for path in (
-        *sorted(text_rows.LANGUAGES.glob("*.txt")),
-        *(text_rows.FOLDER / f"{name}.txt" for name in ("howto", "keywords", "work", "turns")),
-    ):
-        sections = text_rows.read_sections(path)
-        lines = Counter(line for name, own in sections.items() if name != "words" for line in own)
-        assert [line for line, number in lines.items() if number > 1] == [], path.name
+SLOT = re.compile(r"\{(ask|chat|text|question|topic|event|facts|pair|city|person|drug)\}")
+ANY_SLOT = re.compile(r"\{[a-z_]+\}|\([^()]*\|")
 
 
-def test_nothing_is_left_open():
+def test_a_row_has_no_open_slot_and_its_pieces_are_in_the_text_in_order_one_with_its_kind():
     for row in rows():
         assert row.text.strip(), row.frame
-        for text in (row.text, *row.history):
-            assert not re.search(
-                r"\{(ask|chat|text|question|topic|event|facts|pair|city|person|drug)\}", text
-            )
-            if row.source not in ("helpers", "wrapped"):
-                assert not re.search(r"\{[a-z_]+\}|\([^()]*\|", text), row.frame
-
-
-def test_pieces_are_in_the_text_in_order_and_one_of_them_has_its_kind():
-    for row in rows():
+        assert not SLOT.search(" ".join((row.text, *row.history))), row.frame
+        if row.source not in ("helpers", "wrapped"):
+            assert not any(map(ANY_SLOT.search, (row.text, *row.history))), row.frame
         start = 0
         for piece, kind in row.pieces:
             assert kind in text_rows.KINDS
-            found = row.text.find(piece, start)
-            assert found >= 0, (row.frame, piece)
-            start = found + len(piece)
+            start = row.text.index(piece, start) + len(piece)
         assert row.kind in {kind for _, kind in row.pieces}, row.frame
 
 
 def test_a_turn_that_inherits_has_the_kind_of_what_was_asked():
-    kinds = Counter(row.kind for row in rows() if row.group == "turns:retry-after-failure")
-    assert set(kinds) == set(text_rows.ASKED)
+    kinds = {row.kind for row in rows() if row.group == "turns:retry-after-failure"}
+    offers = {row.kind for row in rows() if row.group.startswith("turns:offer")}
+    assert (kinds, offers) == (set(text_rows.ASKED), {*text_rows.NEEDY, "task"})
     for row in rows():
         if row.source == "turns":
-            assert all(line.startswith(("user: ", "assistant: ")) for line in row.history)
             assert row.history
-    offers = {row.kind for row in rows() if row.group.startswith("turns:offer")}
-    assert offers == {*text_rows.NEEDY, "task"}
+            assert all(line.startswith(("user: ", "assistant: ")) for line in row.history)
 
 
 def test_what_is_pasted_is_shared_out_between_the_parts():
     assert text_frames.select_part("abcdefgh", "train") == list("abcefg")
     assert text_frames.select_part("abcdefgh", "frames") == ["d", "h"]
-    assert text_frames.select_part("abc", "groups") == list("abc")
     again = text_rows.read_slots(text_rows.read_sections(text_rows.FOLDER / "turns.txt"))["again"]
-    held_out = again[3::4]
-    for row in rows():
-        if row.group in ("turns:retry-after-failure", "turns:retry-after-wrong") and row.part == "train":
-            assert row.text not in held_out
+    retries = {
+        row.text for row in rows() if row.part == "train" and row.group.startswith("turns:retry-after-")
+    }
+    assert not retries & set(again[3::4])
 
 
 def test_a_context_with_the_answer_needs_nothing_and_an_empty_one_needs_passages():

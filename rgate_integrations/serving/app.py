@@ -80,7 +80,7 @@ class DecisionRoutes:
             self.is_ready = False
             warming.cancel()
             if self.gateway is not None:
-                await self.gateway.close()
+                await self.gateway.upstream.close()
 
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
         """Answer a System One request: P(the LLM knows), or the choice between ``retrieve`` and ``direct``."""

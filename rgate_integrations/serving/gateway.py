@@ -10,10 +10,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from urllib.parse import quote
 
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,10 +33,9 @@ from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Hit, Retriever
 from rgate_integrations.prompts import format_passages, strip_control_tokens
 from rgate_integrations.runtime.files import JsonlLog
-from rgate_integrations.runtime.flow import Call, Gather, Step, arun
+from rgate_integrations.runtime.flow import Call, Gather, Start, Step, arun
 from rgate_integrations.runtime.text import encodable, redact
 from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError
-from rgate_integrations.serving.search_limits import LimitedSearch
 from rgate_integrations.serving.service import DecisionService, QueueFullError
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, UpstreamAnswer, never_blocking
 from rgate_integrations.serving.wire import one_line, problem, route_label
@@ -56,7 +57,8 @@ _LOGGED = {
     "corpus",
 }
 _SHADOW_KEYS = ("question", "retrieve", "p_known")
-_FLUSH_SECONDS = 5.0  # how long shutdown waits for decisions to be logged
+# A hanging search cannot be stopped and keeps its thread: the limit saves the rest of the process.
+_THREADS = 32
 
 
 class Gateway:
@@ -73,8 +75,8 @@ class Gateway:
             ``question_gate`` is ignored: the service's gate judges the question.
         look_first: Whether, and how, the passages of a search are judged, too.
         condense: Whether the upstream rewrites follow-ups as search queries.
-        shadow: Only log decisions, to this file, which ``rgate tune`` reads; follow-ups are left out. None to
-            act on decisions.
+        shadow: Only log decisions, each after its answer, to this file, which ``rgate tune`` reads. Follow-ups
+            are left out, and so are requests whose client left. None to act on decisions.
 
     Raises:
         ConfigurationError: An option is invalid, look first or prefetch has no retriever, answer first has no gate
@@ -127,16 +129,6 @@ class Gateway:
         self._condense = condense
         # The last one, because it makes a file.
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
-        # The event loop keeps only weak references to tasks: without this set, they could be garbage collected.
-        self._logging: set[asyncio.Task[None]] = set()
-
-    async def close(self) -> None:
-        """Wait a few seconds for pending decisions to be logged, then close the connections."""
-        if self._logging:
-            await asyncio.wait(self._logging, timeout=_FLUSH_SECONDS)
-        for task in list(self._logging):
-            task.cancel()
-        await self.upstream.close()
 
     async def answer(self, request: Request) -> Response:
         """Forward any request, after a decision if it has a question for the LLM.
@@ -168,10 +160,10 @@ class Gateway:
             return await self.upstream.forward(request, content, headers)
         if self._shadow is not None:
             self.service.metrics.requests.labels("shadow").inc()
-            task = asyncio.create_task(self._log_decision(llm_request, self._shadow))
-            self._logging.add(task)
-            task.add_done_callback(self._logging.discard)
-            return await self.upstream.forward(request, content)
+            response = await self.upstream.forward(request, content)
+            # After the answer, which the decision must not delay.
+            response.background = BackgroundTask(self._log_decision, llm_request, self._shadow)
+            return response
         if command:
             forced = Decision(
                 question=llm_request.turn.question,
@@ -270,7 +262,7 @@ class Gateway:
         self.service.metrics.errors.labels(failure.type).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:
-        """Decide while the upstream answers; log the decision unless it is on a follow-up. Never raises."""
+        """Decide after the upstream's answer; log the decision unless it is on a follow-up. Never raises."""
         try:
             routed = await self._route(llm_request)
             # Tuning asks each question on its own, which is impossible for follow-ups.
@@ -316,6 +308,88 @@ class GatewayCall(QuestionCall):
     def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
         """Convert the hits to the passages that look first judges."""
         return list(map(_as_found, item.passages))
+
+
+class SearchError(RGateError):
+    """A search timed out or crashed."""
+
+
+class LimitedSearch:
+    """Searches in its own threads, with a timeout.
+
+    A thread cannot be interrupted, so a search that hangs keeps its thread, but there are at most 32 of them.
+
+    Args:
+        retriever: The retriever.
+        k: Passages per query; further ones are not read.
+        timeout: Seconds for a search, including the wait for a thread.
+    """
+
+    def __init__(self, retriever: Retriever, *, k: int, timeout: float) -> None:
+        self._retriever = retriever
+        self._k = k
+        self._timeout = timeout
+        # Counts threads, not callers: a caller that times out leaves, but its thread may go on.
+        self._free = asyncio.Semaphore(_THREADS)
+
+    async def search(self, queries: list[str]) -> list[list[Hit]]:
+        """Return the hits of each query that have text, best first.
+
+        Raises:
+            SearchError: The search timed out or crashed.
+            Exception: The error of the retriever, or a `TypeError` if it returned something other than one list of
+                hits per query.
+        """
+        try:
+            async with asyncio.timeout(self._timeout) as deadline:
+                return await self._run(queries)
+        except TimeoutError as error:
+            if not deadline.expired():  # the retriever's own
+                raise
+            raise SearchError(
+                f"The search took longer than {self._timeout:g} s.",
+                hint="Check the retriever, or raise the timeout (--timeout).",
+            ) from error
+
+    async def _run(self, queries: list[str]) -> list[list[Hit]]:
+        """Search in a new thread, once fewer than 32 exist; a search that timed out counts until it ends."""
+        await self._free.acquire()
+        try:
+            job = Start(Call(self._search, None, queries)).run().job
+        except RuntimeError:  # the process has too many threads
+            self._free.release()
+            raise
+        job.add_done_callback(partial(self._release, asyncio.get_running_loop()))
+        return await asyncio.wrap_future(job)
+
+    def _release(self, loop: asyncio.AbstractEventLoop, _: object) -> None:
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(self._free.release)
+
+    def _search(self, queries: list[str]) -> list[list[Hit]]:
+        try:
+            # `islice` also bounds a generator that never ends.
+            rankings = islice(self._retriever.search(queries, self._k), len(queries))
+            hits = [list(islice(ranking, self._k)) for ranking in rankings]
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            # SystemExit or a panic in Rust would stop the server, and a future cannot hold a StopIteration.
+            raise SearchError(
+                f"The retriever raised {type(error).__name__}, which a search must not raise.",
+                hint="Catch it in the retriever, and raise an ordinary exception instead, such as RuntimeError.",
+            ) from error
+        if len(hits) < len(queries):
+            raise TypeError(f"The retriever returned {len(hits)} lists of hits for {len(queries)} queries.")
+        for hit in chain.from_iterable(hits):
+            passage = getattr(hit, "passage", None)
+            texts = [getattr(passage, name, None) for name in ("text", "title")]
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError(
+                    f"A result of the retriever, of type {type(hit).__name__}, has no passage, or the passage's text "
+                    "or title is not a string."
+                )
+        return [[hit for hit in ranking if hit.passage.text.strip()] for ranking in hits]
 
 
 def _make_headers(decision: Decision) -> dict[str, str]:

@@ -150,7 +150,12 @@ class LLMRequest:
             raise UndecidedError("content-type")
         if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise UndecidedError("content-encoding")
-        body = _parse_object(content)
+        try:
+            body = json.loads(content)
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            raise UndecidedError("not-json")
         field, part = _FIELDS[kind]
         value = body.get(field)
         if isinstance(value, list) and part:
@@ -238,18 +243,3 @@ def _last_user_turn(messages: list[Any]) -> int:
         if role not in ("assistant", "system", "developer"):
             raise UndecidedError("tool-result")
     raise UndecidedError("no-question")
-
-
-def _parse_object(content: bytes) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        UndecidedError: ``content`` is not such an object.
-    """
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise UndecidedError("not-json")
-    return body

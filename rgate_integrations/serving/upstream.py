@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope, Send
 from rgate_integrations.answering.partial_answer import BufferedAnswer, ChunkStream
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.bounded_http import make_client, read_credentials
+from rgate_integrations.models.remote import read_completion
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_choice_logprobs
-from rgate_integrations.runtime.replies import read_reply, split_thoughts
-from rgate_integrations.runtime.text import encodable
+from rgate_integrations.runtime.replies import read_reply
 from rgate_integrations.serving.wire import problem
 
 OWN_HEADER = "x-rgate"
@@ -144,18 +144,14 @@ class Upstream:
                 content += chunk
                 if len(content) > _MAX_HELD_BYTES:
                     break
-        try:
-            message = read_reply(parse_json(content)["choices"][0]["message"])
-            text = split_thoughts(message.answer).answer.strip()
-        except (AttributeError, LookupError, TypeError, ValueError):
-            text = ""
-        if not text:
+        completion = read_completion(content)
+        if completion is None or not completion[0].text:
             raise EvidenceError(
                 f"The upstream should have rewritten a follow-up, but its answer has no text (status "
                 f"{response.status_code}).",
                 hint="Check its API key, and that it answers chat requests; or omit condense= (--condense).",
             )
-        return encodable(text)
+        return completion[0].text
 
     async def forward(
         self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None
@@ -212,7 +208,7 @@ class UpstreamAnswer(BufferedAnswer):
         super().__init__(ChunkStream(never_blocking, self._open))
         self.response: httpx.Response | None = None
         self._send = partial(upstream.send, request, body, plain=True)
-        self._events = EventReader()
+        self._line = b""
         self._held = 0
 
     async def _open(self) -> AsyncIterator[bytes]:
@@ -231,8 +227,11 @@ class UpstreamAnswer(BufferedAnswer):
         """Read the events that a chunk completes; return False if the answer is too long, or calls a tool."""
         self._held += len(chunk)
         is_text = self._held <= _MAX_HELD_BYTES
-        for data in self._events.read(chunk):
-            is_text = self._read_event(data) and is_text
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        for line in lines:
+            # Servers of LLMs send each event's data in one line.
+            if line.startswith(b"data:"):
+                is_text = self._read_event(line[5:].strip()) and is_text
         return is_text
 
     def _read_event(self, data: bytes) -> bool:
@@ -255,24 +254,6 @@ class UpstreamAnswer(BufferedAnswer):
             # Log-probabilities are present only if the client requested them; then every token has one.
             self.partial.add_logprobs(read_choice_logprobs(choice))
         return True
-
-
-class EventReader:
-    """Reads server-sent events from chunks of bytes; lines end with LF or CRLF."""
-
-    def __init__(self) -> None:
-        self._line = b""
-        self._data: list[bytes] = []
-
-    def read(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the data of each event that a chunk completes."""
-        *lines, self._line = (self._line + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removesuffix(b"\r"))
-            elif not line.strip() and self._data:
-                yield b"\n".join(self._data).strip()
-                self._data = []
 
 
 def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
