@@ -420,6 +420,8 @@ class HeadsArtifact(SavedGate):
         english_bias: See `english_weight`.
         romanised_weight: Likewise, for romanised text such as Hindi in Latin letters. None for no such check.
         romanised_bias: See `romanised_weight`.
+        own_source: Classifies a request as a whole, by the states at its layers and no layout: its second kind is
+            a request that names a source of the asker's own. None for no such check.
     """
 
     method: Literal["heads"] = "heads"
@@ -432,6 +434,7 @@ class HeadsArtifact(SavedGate):
     english_bias: Finite
     romanised_weight: Weights | None = field(default=None, repr=False, compare=False)
     romanised_bias: Finite | None = None
+    own_source: KindHead | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError if weights that detect a language have a wrong shape, or heads do not fit together."""
@@ -480,6 +483,13 @@ class HeadsArtifact(SavedGate):
         if self.romanised_weight is None or self.romanised_bias is None:
             return False
         return bool(weighted(states[None], self.romanised_weight)[0] + self.romanised_bias > 0)
+
+    def names_own_source(self, states: AnyStates) -> bool:
+        """Return whether a request names a source of the asker's own, by its pooled states; False without a head."""
+        if self.own_source is None:
+            return False
+        other, own = self.own_source.logits(states[None], np.zeros((1, LAYOUT)))[0]
+        return bool(own > other)
 
 
 def _multiply(matrix: AnyStates, rows: AnyStates) -> AnyStates:

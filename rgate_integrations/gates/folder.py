@@ -45,7 +45,7 @@ ADAPTER = "adapter_model.safetensors"
 
 _MAX_HEADER = 1 << 16
 _MAX_WEIGHTS = 1 << 32  # bytes; the adapter of a 70B model has about 1 GiB
-_ADDED = {"together", "romanised_weight", "romanised_bias"}
+_ADDED = {"together", "romanised_weight", "romanised_bias", "own_source"}
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
     "probe": ProbeArtifact,
