@@ -29,6 +29,8 @@ run ``encoder_graph.py``, which writes the graph's self-test, and then ``--fit``
 fifteen minutes, measuring forty, and ``--adapt`` an hour.
 """
 
+import hashlib
+import json
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +47,7 @@ from base import OUT, argument_parser, checksum, print_table
 from encoder_states import KIND_LAYERS, EncoderStates
 from heads import GOALS, SKIPS, ece
 from labels import read_practical
+from safetensors.numpy import load_file, save
 from templates import LICENCE
 from text_rows import TRAIN
 from training_text import make_training_rows
@@ -52,11 +55,12 @@ from training_text import make_training_rows
 from rgate_integrations import load_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.artifacts import AttentionHead, HeadsArtifact, KindHead
-from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.gates.folder import CONFIG, WEIGHTS, read_gate, save_gate, saved_folder
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.download import download
 from rgate_integrations.models.encoder import ENCODER, Encoder, EncoderProxy
 from rgate_integrations.models.encoder_file import ADAPTER, make_encoder
+from rgate_integrations.runtime.files import json_text, write_folder
 from rgate_integrations.tuning.evaluation import auc
 
 GROUPED = "text in many languages and frames"
@@ -121,8 +125,22 @@ def fit_heads(
         states = EncoderStates(cache, KIND_LAYERS, proxy)
     requests = context_head.read_requests(data, states, left_out)
     together = context_head.fit(requests, segments)
-    first_heads = cast(HeadsArtifact, read_gate(first))
+    first_heads = read_first(first)
     return FittedHeads(average(first_heads.segments, segments), first_heads.in_context, together)
+
+
+def read_first(folder: Path) -> HeadsArtifact:
+    """Read the gate ``first``; what gates did not have when it was saved is that of the shipped gate."""
+    shipped = saved_folder(DEFAULT_GATE)
+    content, weights = [], []
+    for gate in (shipped, folder):
+        content.append(json.loads((gate / CONFIG).read_bytes()))
+        weights.append(load_file(gate / WEIGHTS))
+    with TemporaryDirectory() as name:
+        tensors = save(weights[0] | weights[1])
+        config = content[0] | content[1] | {"weights_sha256": hashlib.sha256(tensors).hexdigest()}
+        write_folder(Path(name) / "first", {CONFIG: json_text(config), WEIGHTS: tensors})
+        return cast(HeadsArtifact, read_gate(Path(name) / "first"))
 
 
 def adapt_layers(data: Path, source: Path, cache: Path) -> AdaptedLayers:
@@ -180,7 +198,7 @@ def save_heads(heads: FittedHeads, folder: Path, first: Path) -> None:
     digest = checksum(trained_on)
     data.append({"name": GROUPED, "licence": LICENCE, "sha256": digest, "n": len(trained_on)})
     recipe = shipped.provenance["recipe"].partition(KINDS_RECIPE)[0] + KINDS_RECIPE
-    recipe += ", with heads" + read_gate(first).provenance["recipe"].partition(KINDS_RECIPE)[2]
+    recipe += ", with heads" + read_first(first).provenance["recipe"].partition(KINDS_RECIPE)[2]
     gate = replace(
         shipped,
         **heads._asdict(),

@@ -243,6 +243,46 @@ def make_field_rows(name: str, seed: int) -> Iterator[TextRow]:
                 yield TextRow(text, kind, "en", frame, f"field:{field}", part, ((text, kind),))
 
 
+def make_source_rows(seed: int) -> Iterator[TextRow]:
+    """Yield common questions whose answer should come from a source of the asker's own, and look-alikes.
+
+    The headings of ``sources.txt`` are ``language own``, whose frames name a source that the LLM has not read, and
+    ``language public``, whose frames do not. The part of the frame is also that of the question in it.
+    """
+    questions = {part: Asks(part) for part in PARTS}
+    general = {
+        part: [
+            line
+            for at, line in enumerate(_read_general())
+            if (assign_part(at, False) == TRAIN) == (part == TRAIN)
+        ]
+        for part in PARTS
+    }
+    words = read_slots(read_sections(FOLDER / "howto.txt"))
+    for heading, frames in read_sections(FOLDER / "sources.txt").items():
+        language, _, whose = heading.partition(" ")
+        kind = {"own": "private", "public": "common"}[whose]
+        for number, frame in enumerate(frames):
+            part = assign_part(number, language in HELD_OUT_LANGUAGES)
+            name = f"sources/{language}/{whose}/{number}"
+            draw = random.Random(f"{seed} {name}")
+            for _ in range(_DEFAULT_PER_TEMPLATE):
+                if language == "en" and draw.random() < 0.3:
+                    question = fill(draw.choice(general[part]), words, draw)
+                else:
+                    question = questions[part].draw("common", draw, language)
+                if draw.random() < 0.5:
+                    question = question[0].lower() + question[1:]
+                text = vary_style(frame.replace("{q}", question), language, draw)
+                yield TextRow(text, kind, language, name, f"sources:{language}", part, ((text, kind),))
+
+
+def _read_general() -> list[str]:
+    """Return the how-to questions that every LLM can answer."""
+    sections = read_sections(FOLDER / "howto.txt")
+    return [line for heading, lines in sections.items() if heading.endswith(" general") for line in lines]
+
+
 def vary_style(text: str, language: str, draw: random.Random) -> str:
     """Vary the style: some texts in lower case without punctuation, some without accents, some with a typo."""
     style = draw.random()

@@ -83,6 +83,13 @@ HEADS = HeadsArtifact(
     english_bias=1.0,
     romanised_weight=np.zeros((1, 4), np.float32),
     romanised_bias=-1.0,
+    own_source=KindHead(
+        layers=LAYERS[:1],
+        kinds=(Kind("other", "if_known", "names none"), Kind("own_source", "never", "names one")),
+        hidden=np.zeros((1, 4 + LAYOUT), np.float32),
+        hidden_bias=np.zeros(1, np.float32),
+        output=np.zeros((2, 1), np.float32),
+    ),
 )
 ADAPTER = SavedGate(
     method="ik",
