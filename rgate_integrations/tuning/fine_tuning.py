@@ -19,8 +19,8 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, needs_extra
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import ADAPTER, save_adapter
-from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
 from rgate_integrations.gates.papers.verdicts import (
+    BOUNDARY_QUESTION,
     CONTEXT_PROMPT,
     IK_DRAFT,
     IK_QUESTION,
