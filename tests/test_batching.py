@@ -4,6 +4,7 @@ import asyncio
 import math
 import pickle
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
@@ -179,3 +180,11 @@ def test_a_gate_that_its_own_drafter_calls_retrieves_instead_of_hanging(call, in
     gate = load_gate("ik", source="llm", llm=Chain(), proxy=ScriptedProxy())
     decision = call(gate, "what?", timeout=PATIENCE)
     assert decision.draft.text.startswith("The gate failed, so it retrieves: llm= contains the gate itself")
+
+
+def test_no_call_is_lost_while_workers_end(monkeypatch):
+    monkeypatch.setattr(batching, "MAX_IDLE", 0.0)
+    batcher = Batcher(lambda items: list(items))
+    for i in range(300):
+        assert batcher.submit([i])[0].result(timeout=PATIENCE) == i
+        time.sleep(0.0001 * (i % 3))
