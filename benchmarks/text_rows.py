@@ -277,6 +277,22 @@ def make_source_rows(seed: int) -> Iterator[TextRow]:
                 yield TextRow(text, kind, language, name, f"sources:{language}", part, ((text, kind),))
 
 
+def make_local_rows(seed: int) -> Iterator[TextRow]:
+    """Yield short requests about an application's own matters, which they do not name, and look-alikes.
+
+    The headings of ``local.txt`` are ``language local`` and ``language general``.
+    """
+    for heading, requests in read_sections(FOLDER / "local.txt").items():
+        language, _, section = heading.partition(" ")
+        kind = {"local": "private", "general": "common"}[section]
+        for number, request in enumerate(requests):
+            part = assign_part(number, language in HELD_OUT_LANGUAGES)
+            name = f"local/{language}/{section}/{number}"
+            draw = random.Random(f"{seed} {name}")
+            for text in dict.fromkeys([request, vary_style(request, language, draw)]):
+                yield TextRow(text, kind, language, name, f"local:{language}", part, ((text, kind),))
+
+
 def _read_general() -> list[str]:
     """Return the how-to questions that every LLM can answer."""
     sections = read_sections(FOLDER / "howto.txt")

@@ -260,12 +260,12 @@ def test_romanised_text_retrieves_unless_it_is_clear(decide):
     assert unclear.override.reason == "Romanised text, which the gate understands less well."
 
 
-def test_a_source_of_the_askers_own_retrieves_whatever_p_known(decide):
-    other, own = HEADS.own_source.kinds
-    named = replace(HEADS, own_source=replace(HEADS.own_source, kinds=(other, replace(own, bias=1.0))))
+def test_an_own_matter_retrieves_whatever_p_known(decide):
+    other, own = HEADS.own_matters.kinds
+    named = replace(HEADS, own_matters=replace(HEADS.own_matters, kinds=(other, replace(own, bias=1.0))))
     decision = decide(TASK, heads=named)
     assert (decision.retrieve, decision.p_known > decision.threshold) == (True, True)
-    assert decision.override.reason == "Names a source of the asker's own, which the LLM has not read."
+    assert decision.override.reason == "The question names a source."
     assert not decide(TASK).retrieve
 
 

@@ -417,8 +417,8 @@ class HeadsArtifact(SavedGate):
         english_bias: See `english_weight`.
         romanised_weight: Likewise, for romanised text such as Hindi in Latin letters.
         romanised_bias: See `romanised_weight`.
-        own_source: Classifies a request as a whole, by the states at its layers and no layout: its second kind is
-            a request that names a source of the asker's own.
+        own_matters: Classifies a request as a whole, by the states at its layers and no layout; a request of any
+            kind but the first retrieves.
     """
 
     method: Literal["heads"] = "heads"
@@ -431,7 +431,7 @@ class HeadsArtifact(SavedGate):
     english_bias: Finite
     romanised_weight: Weights = field(repr=False, compare=False)
     romanised_bias: Finite
-    own_source: KindHead
+    own_matters: KindHead
 
     def __post_init__(self) -> None:
         """Raise ValueError if weights that detect a language have a wrong shape, or heads do not fit together."""
@@ -473,10 +473,10 @@ class HeadsArtifact(SavedGate):
         """Return whether a question is romanised text, by its pooled states, shape (L, H)."""
         return bool(weighted(states[None], self.romanised_weight)[0] + self.romanised_bias > 0)
 
-    def names_own_source(self, states: AnyStates) -> bool:
-        """Return whether a request names a source of the asker's own, by its pooled states, shape (L, H)."""
-        other, own = self.own_source.logits(states[None], np.zeros((1, LAYOUT)))[0]
-        return bool(own > other)
+    def find_own_matter(self, states: AnyStates) -> Kind | None:
+        """Return the kind of own matter that a request is about, by its pooled states, shape (L, H); None without."""
+        found = int(np.argmax(self.own_matters.logits(states[None], np.zeros((1, LAYOUT)))[0]))
+        return self.own_matters.kinds[found] if found else None
 
 
 def _multiply(matrix: AnyStates, rows: AnyStates) -> AnyStates:

@@ -64,8 +64,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     separate kind, which needs no retrieval. The encoder recognises the kinds, in any language, and estimates whether
     the LLM knows the fact. If the estimate may decide whether an English request skips, a second model, the reader,
     replaces it with a better one. Requests with more than eight questions, and short ones with a URL, always
-    retrieve, as do requests that name a source of the asker's own ("our wiki"); a follow-up, or romanised text,
-    retrieves unless P(known) is high.
+    retrieve, as do requests that name a source of the asker's own ("our wiki") or seem to be about an application's
+    own matters; a follow-up, or romanised text, retrieves unless P(known) is high.
 
     The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and
     ``known``, P(the LLM knows the fact), unless it would hardly change P(known). Drafts are ignored.
@@ -194,8 +194,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
         if evidence.request.history and p < _MIN_P_KNOWN_FOR_FOLLOW_UP:
             return score.overridden("Follow-up that may need the earlier turns.")
-        if not evidence.truncated and self.trained.names_own_source(states.whole):
-            return score.overridden("Names a source of the asker's own, which the LLM has not read.")
+        own_matter = None if evidence.truncated else self.trained.find_own_matter(states.whole)
+        if own_matter is not None:
+            return score.overridden(f"The question {own_matter.about}.")
         is_unclear = p < _MIN_P_KNOWN_IF_ROMANISED and self.trained.is_romanised(states.whole)
         if is_unclear and not detect_encoding(
             evidence.question

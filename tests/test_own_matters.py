@@ -1,9 +1,11 @@
-"""Requests that name a source of the asker's own: the LLM may know the answer, but it has not read the source."""
+"""Requests about own matters, which no LLM knows, although the words are easy or the question is."""
 
 import pytest
 
 from rgate_integrations import load_gate
 
+SOURCE = "The question names a source of the asker's own, which the LLM has not read."
+LOCAL = "The question seems to be about an application's own matters, which the LLM does not know."
 NAMED = [
     "look in my biology notes and tell me what mitosis is",
     "Please check the attached PDF: when did the Berlin Wall fall?",
@@ -20,8 +22,29 @@ def test_a_source_of_the_askers_own_retrieves(request_text):
     """Regression: the question alone is easy, so that these were skipped, at P(known) up to 0.97."""
     decision = load_gate().decide(request_text)
     assert decision.retrieve
-    assert decision.override.reason == "Names a source of the asker's own, which the LLM has not read."
+    assert decision.override.reason == SOURCE
     assert decision.reason.startswith(decision.override.reason)
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        "got the wrong colour, can you swap it",
+        "compare exhibit A and exhibit B",
+        "gibts das auch in rot",
+        "llegó roto",
+        "le partiel de bio c'est quand",
+        "dove si butta la vernice",
+        "kiedy odbierają szkło",
+        "когда вывозят мусор",
+        "kırmızısı var mı",
+        "これは防水ですか?",
+    ],
+)
+def test_what_only_the_application_knows_retrieves(request_text):
+    """Regression: without a name or "our", these looked like common knowledge or small talk, up to 1.00."""
+    decision = load_gate().decide(request_text)
+    assert (decision.retrieve, decision.override.reason) == (True, LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +54,13 @@ def test_a_source_of_the_askers_own_retrieves(request_text):
         "In your own words, what is mitosis?",
         "When did the Berlin Wall fall? Please keep it short.",
         "Wann wurde die Bundesrepublik gegründet? Erklär es wie für ein Kind.",
+        "wie mischt man rot",
+        "por qué se rompe el vidrio",
+        "что значит слово мусор",
+        "too bad",
+        "thanks, that's fine",
     ],
 )
-def test_without_such_a_source_the_question_decides(request_text):
+def test_otherwise_the_question_decides(request_text):
     decision = load_gate().decide(request_text)
     assert (decision.retrieve, decision.override) == (False, None)
