@@ -125,7 +125,7 @@ def test_what_another_process_wrote_while_this_one_waited_is_not_replaced(tmp_pa
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
-WHOLE = gzip.compress(b'{"a": 1}\n' * 1_000)
+WHOLE = gzip.compress(b'{"a": 1}\n' * 1_000, mtime=0)
 
 
 def test_jsonl_is_read_line_by_line_gzipped_or_not(tmp_path):

@@ -173,7 +173,7 @@ def test_what_is_no_question_passes_as_it_is_and_says_so(ask, path, body, why):
     assert ask.shelf.queries == []
 
 
-PACKED = gzip.compress(json.dumps({"messages": [USER]}).encode())
+PACKED = gzip.compress(json.dumps({"messages": [USER]}).encode(), mtime=0)
 
 
 @pytest.mark.parametrize(
