@@ -218,7 +218,7 @@ def read_gate(name: str | Path) -> SavedGate:
 
 @cache
 def read_shipped(folder: Path) -> SavedGate:
-    """Return a shipped gate, read once: it takes 11 MB, and some applications load a gate for each request."""
+    """Return a shipped gate, read once: it takes 13 MB, and some applications load a gate for each request."""
     return read_gate(folder)
 
 
