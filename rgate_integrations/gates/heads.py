@@ -64,8 +64,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     separate kind, which needs no retrieval. The encoder recognises the kinds, in any language, and estimates whether
     the LLM knows the fact. If the estimate may decide whether an English request skips, a second model, the reader,
     replaces it with a better one. Requests with more than eight questions, and short ones with a URL, always
-    retrieve, as do requests that name a source of the asker's own ("our wiki") or seem to be about an application's
-    own matters; a follow-up, or romanised text, retrieves unless P(known) is high.
+    retrieve, as do short ones that are recognised as naming a source of the asker's own ("our wiki") or as about an
+    application's own matters; a follow-up, or romanised text, retrieves unless P(known) is high.
 
     The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and
     ``known``, P(the LLM knows the fact), unless it would hardly change P(known). Drafts are ignored.
