@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import html
 import os
@@ -10,12 +11,12 @@ from dataclasses import asdict, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load_file, save
 
 from rgate_integrations.errors import ModelLoadError, first_line
 from rgate_integrations.gates.artifacts import (
@@ -31,6 +32,7 @@ from rgate_integrations.runtime.files import (
     expand,
     find_folder,
     json_text,
+    open_file,
     parse_json,
     read_file,
     write_atomically,
@@ -197,15 +199,15 @@ def read_gate(name: str | Path) -> SavedGate:
         kind = _WITH_WEIGHTS.get(content.get("method"), SavedGate)
         file = folder / (ADAPTER if kind is SavedGate else WEIGHTS)
         if digest or os.path.isfile(file):
-            weights = read_file(file, _MAX_WEIGHTS)
-            if hashlib.sha256(weights).hexdigest() != digest:
-                raise ModelLoadError(
-                    f"{file.name} in {str(folder)!r} is damaged or was replaced: it does not match the "
-                    f"checksum in {CONFIG}.",
-                    hint="Copy the whole folder again.",
-                )
-            if kind is not SavedGate:
-                _put_arrays(content, weights)
+            with open_file(file, _MAX_WEIGHTS) as weights:
+                if hashlib.file_digest(weights, "sha256").hexdigest() != digest:
+                    raise ModelLoadError(
+                        f"{file.name} in {str(folder)!r} is damaged or was replaced: it does not match the "
+                        f"checksum in {CONFIG}.",
+                        hint="Copy the whole folder again.",
+                    )
+                if kind is not SavedGate:
+                    _put_arrays(content, file, weights)
         gate = kind(**content)
         # `gate_files` writes every field, so a default would not be the gate that was saved.
         missing = [field.name for field in fields(kind) if field.name not in content]
@@ -240,20 +242,32 @@ def read_prior(name: str | Path) -> SavedGate:
     return prior
 
 
-def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
+def _put_arrays(content: dict[str, Any], path: Path, file: BinaryIO) -> None:
     """Put the arrays of a safetensors file into the content of ``gate.json``.
 
+    Args:
+        content: The content of ``gate.json``.
+        path: The safetensors file.
+        file: The same file, open.
+
     Raises:
+        OSError: The file was replaced since it was opened.
         ValueError: The file is damaged, or has too many tensors.
         LookupError | TypeError: The content has no place for an array of this name.
     """
     # The first eight bytes are the length of the list of tensors. A gate has few, and parsing a million takes 20 s.
-    if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
+    file.seek(0)
+    if int.from_bytes(file.read(8), "little") > _MAX_HEADER:
         raise ValueError(f"the header of its weights is longer than {_MAX_HEADER:,} bytes")
+    before = os.fstat(file.fileno())
     try:
-        arrays = load(weights)
+        # By its path, not as bytes: after so large an object is freed, glibc keeps later ones (9 MB in the end).
+        arrays = load_file(path)
     except (SafetensorError, AttributeError) as error:  # AttributeError: a type that NumPy lacks
         raise ValueError(f"the weights cannot be read: {error}") from error
+    after = os.stat(path)
+    if (before.st_ino, before.st_mtime_ns) != (after.st_ino, after.st_mtime_ns):
+        raise OSError(errno.ESTALE, f"{path.name} was replaced while it was read")
     for name, array in arrays.items():
         prefix, _, field = name.rpartition(".")
         part = content[prefix] if prefix else content

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from io import FileIO
+from io import BufferedReader, FileIO
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -226,19 +226,26 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
 
 
 def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
-    """Return the content of a file, which must be a regular one (a pipe could hang) and not too large.
-
-    Args:
-        path: The file.
-        limit: Maximum size in bytes, by default 16 MiB.
+    """Return the content of a file; see `open_file`.
 
     Raises:
         OSError: The file cannot be read, is not a regular file, or has more than ``limit`` bytes.
     """
+    with open_file(path, limit) as file:
+        return file.read(limit)
+
+
+@contextmanager
+def open_file(path: str | Path, limit: int) -> Iterator[BufferedReader]:
+    """Open a file for reading, which must be a regular one (a pipe could hang) of at most ``limit`` bytes.
+
+    Raises:
+        OSError: The file cannot be read, is not a regular file, or is larger.
+    """
     with open(expand(path), "rb", opener=_open_regular) as file:
         if os.fstat(file.fileno()).st_size > limit:
             raise OSError(errno.EFBIG, f"{os.path.basename(path)} has more than {limit:,} bytes")
-        return file.read(limit)
+        yield file
 
 
 def parse_json(text: str | bytes) -> Any:
