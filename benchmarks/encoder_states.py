@@ -1,6 +1,7 @@
 """The encoder's states of requests and of their segments, cached on disk in parts, so that a stopped run resumes."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class EncoderStates:
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
         self._positions: dict[str, tuple[int, int, slice]] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.glob("*.npz")):
+        # The newest last: a text whose segments changed is in several parts.
+        for path in sorted(folder.glob("*.npz"), key=os.path.getmtime):
             with np.load(path) as part:
                 self._add(dict(part))
 

@@ -210,8 +210,10 @@ def predict_kinds(questions: Iterable[str], shipped: HeadsArtifact, cache: Path)
     encoder_states.fill((question, "") for question in questions)
     probabilities = []
     for question in questions:
-        states = encoder_states.segments(question)
-        probabilities.append(shipped.kind_probabilities(states, layout(question), in_context=len(states) > 1))
+        states, whole = encoder_states.segments(question), encoder_states.whole(question)[: len(FACT_LAYERS)]
+        probabilities.append(
+            shipped.kind_probabilities(states, layout(question), whole, in_context=len(states) > 1)
+        )
     return probabilities
 
 

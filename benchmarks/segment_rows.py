@@ -124,7 +124,7 @@ def make_training_mixtures(data: Path) -> Iterator[Mixture]:
 
 def label_segments(mixture: Mixture, source: str = "mixtures", history: str = "") -> Iterator[SegmentRow]:
     """Yield the segments of a request, without given text that is not drawn."""
-    kinds = _match_kinds(mixture)
+    kinds = match_kinds(mixture)
     needy = find_segments(mixture.kind, kinds) if mixture.kind in NEEDY else []
     pasted = [index for index in find_segments(GIVEN, kinds) if len(kinds[index]) == 1]
     draw = random.Random(len(mixture.text))
@@ -154,7 +154,7 @@ def label_whole(question: str, kind: str, source: str) -> list[SegmentRow]:
     ]
 
 
-def _match_kinds(mixture: Mixture) -> list[set[str]]:
+def match_kinds(mixture: Mixture) -> list[set[str]]:
     """Return for each segment the kinds of the pieces that it overlaps."""
     kinds: list[set[str]] = []
     ends, flat = [], ""

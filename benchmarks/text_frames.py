@@ -166,7 +166,9 @@ def make_paragraph_rows(seed: int, per_kind: int = 3) -> Iterator[TextRow]:
                 position = _POSITIONS[number % len(_POSITIONS)]
                 sentences = _make_paragraph(topic, kind, position, draw)
                 frame = f"paragraphs/{topic.name}/{kind}-{position}"
-                yield from _join(sentences, kind, "en", frame, f"topic:{topic.name}", topic.part, draw)
+                yield from join_sentences(
+                    sentences, kind, "en", frame, f"topic:{topic.name}", topic.part, draw
+                )
     yield from _make_language_paragraphs(seed)
 
 
@@ -200,7 +202,7 @@ def _make_paragraph(topic: Topic, kind: str, position: str, draw: random.Random)
     return sentences
 
 
-def _join(
+def join_sentences(
     sentences: list[tuple[str, str]],
     kind: str,
     language: str,
@@ -243,7 +245,9 @@ def _make_language_paragraphs(seed: int) -> Iterator[TextRow]:
                         insert_at, (end_sentence(get_asks(part).draw(kind, draw, language), language), kind)
                     )
                 frame = f"paragraphs/{language}-{part}/{kind}-{position}"
-                yield from _join(sentences, kind, language, frame, f"language:{language}", part, draw)
+                yield from join_sentences(
+                    sentences, kind, language, frame, f"language:{language}", part, draw
+                )
 
 
 # Turns

@@ -34,7 +34,7 @@ HELD_OUT_EVERY = 5
 """One of this many templates in a section is held out."""
 
 _PER_TEMPLATE = {"thanks": 10}
-_DEFAULT_PER_TEMPLATE = 5
+DEFAULT_PER_TEMPLATE = 5
 _GENERAL = {"general": "common"}
 _POLITE = 0.18
 _LATIN = ("de", "fr", "es", "it", "pt", "nl", "pl", "tr", "sv", "cs", "hu", "fi", "vi", "id")
@@ -156,7 +156,7 @@ def make_language_rows(seed: int) -> Iterator[TextRow]:
                 part = assign_language_part(language, number)
                 frame = f"languages/{language}/{section}/{number}"
                 draw = random.Random(f"{seed} {frame}")
-                for _ in range(_PER_TEMPLATE.get(kind, _DEFAULT_PER_TEMPLATE)):
+                for _ in range(_PER_TEMPLATE.get(kind, DEFAULT_PER_TEMPLATE)):
                     request = vary_style(fill(template, slots, draw), language, draw)
                     pieces: tuple[tuple[str, str], ...] = ((request, kind),)
                     if kind != "thanks" and draw.random() < _POLITE:
@@ -194,7 +194,7 @@ def make_fact_rows(seed: int) -> Iterator[TextRow]:
         part = assign_part(number + spoken.index(language), language in HELD_OUT_LANGUAGES)
         name = f"facts/{language}/{kind}/{number}"
         draw = random.Random(f"{seed} {name}")
-        for _ in range(_DEFAULT_PER_TEMPLATE):
+        for _ in range(DEFAULT_PER_TEMPLATE):
             text = vary_style(
                 _fill_slot(template, frame.get("needs", ()), fillers, language, draw), language, draw
             )
@@ -243,57 +243,7 @@ def make_field_rows(name: str, seed: int) -> Iterator[TextRow]:
                 yield TextRow(text, kind, "en", frame, f"field:{field}", part, ((text, kind),))
 
 
-def make_source_rows(seed: int) -> Iterator[TextRow]:
-    """Yield common questions whose answer should come from a source of the asker's own, and look-alikes.
-
-    The headings of ``sources.txt`` are ``language own``, whose frames name a source that the LLM has not read, and
-    ``language public``, whose frames do not. The part of the frame is also that of the question in it.
-    """
-    questions = {part: Asks(part) for part in PARTS}
-    general = {
-        part: [
-            line
-            for at, line in enumerate(_read_general())
-            if (assign_part(at, False) == TRAIN) == (part == TRAIN)
-        ]
-        for part in PARTS
-    }
-    words = read_slots(read_sections(FOLDER / "howto.txt"))
-    for heading, frames in read_sections(FOLDER / "sources.txt").items():
-        language, _, whose = heading.partition(" ")
-        kind = {"own": "private", "public": "common"}[whose]
-        for number, frame in enumerate(frames):
-            part = assign_part(number, language in HELD_OUT_LANGUAGES)
-            name = f"sources/{language}/{whose}/{number}"
-            draw = random.Random(f"{seed} {name}")
-            for _ in range(_DEFAULT_PER_TEMPLATE):
-                if language == "en" and draw.random() < 0.3:
-                    question = fill(draw.choice(general[part]), words, draw)
-                else:
-                    question = questions[part].draw("common", draw, language)
-                if draw.random() < 0.5:
-                    question = question[0].lower() + question[1:]
-                text = vary_style(frame.replace("{q}", question), language, draw)
-                yield TextRow(text, kind, language, name, f"sources:{language}", part, ((text, kind),))
-
-
-def make_local_rows(seed: int) -> Iterator[TextRow]:
-    """Yield short requests about an application's own matters, which they do not name, and look-alikes.
-
-    The headings of ``local.txt`` are ``language local`` and ``language general``.
-    """
-    for heading, requests in read_sections(FOLDER / "local.txt").items():
-        language, _, section = heading.partition(" ")
-        kind = {"local": "private", "general": "common"}[section]
-        for number, request in enumerate(requests):
-            part = assign_part(number, language in HELD_OUT_LANGUAGES)
-            name = f"local/{language}/{section}/{number}"
-            draw = random.Random(f"{seed} {name}")
-            for text in dict.fromkeys([request, vary_style(request, language, draw)]):
-                yield TextRow(text, kind, language, name, f"local:{language}", part, ((text, kind),))
-
-
-def _read_general() -> list[str]:
+def read_general() -> list[str]:
     """Return the how-to questions that every LLM can answer."""
     sections = read_sections(FOLDER / "howto.txt")
     return [line for heading, lines in sections.items() if heading.endswith(" general") for line in lines]

@@ -85,10 +85,14 @@ HEADS = HeadsArtifact(
     romanised_bias=-1.0,
     own_matters=KindHead(
         layers=LAYERS[:1],
-        kinds=(Kind("other", "if_known", "is another"), Kind("own_source", "never", "names a source")),
+        kinds=(
+            Kind("other", "if_known", "is another"),
+            Kind("own_source", "never", "names a source"),
+            Kind("news", "never", "corrects the head for segments"),
+        ),
         hidden=np.zeros((1, 4 + LAYOUT), np.float32),
         hidden_bias=np.zeros(1, np.float32),
-        output=np.zeros((2, 1), np.float32),
+        output=np.zeros((3, 1), np.float32),
     ),
 )
 ADAPTER = SavedGate(

@@ -159,7 +159,7 @@ def test_searches_go_on_with_what_they_find_and_are_bounded():
 
     def search(query):
         asked.append(query)
-        return [f"{query} and more.", "The same."]
+        return [f"{query} and more", "The same."]
 
     assert len(collect_passages(search, 30)) == 31
     assert len(asked) == len(set(asked)) == 30

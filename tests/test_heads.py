@@ -261,12 +261,41 @@ def test_romanised_text_retrieves_unless_it_is_clear(decide):
 
 
 def test_an_own_matter_retrieves_whatever_p_known(decide):
-    other, own = HEADS.own_matters.kinds
-    named = replace(HEADS, own_matters=replace(HEADS.own_matters, kinds=(other, replace(own, bias=1.0))))
+    other, own, news = HEADS.own_matters.kinds
+    named = replace(
+        HEADS, own_matters=replace(HEADS.own_matters, kinds=(other, replace(own, bias=1.0), news))
+    )
     decision = decide(TASK, heads=named)
     assert (decision.retrieve, decision.p_known > decision.threshold) == (True, True)
     assert decision.override.reason == "The question names a source."
     assert not decide(TASK).retrieve
+
+
+@pytest.mark.parametrize("places", [[0], [1], [2], [0, 2]])
+def test_an_own_matter_is_found_in_any_segment(places):
+    head = HEADS.own_matters
+    weights = np.pad(np.eye(1, 4, dtype=np.float32), [(0, 0), (0, LAYOUT)])
+    heads = replace(HEADS, own_matters=replace(head, hidden=weights, output=np.float32([[0], [1], [9]])))
+    segments = np.zeros((3, 2, 4), np.float32)  # more layers than the head reads
+    assert heads.find_own_matter(np.zeros((1, 4)), segments) is None
+    segments[:, 1] = 1
+    assert heads.find_own_matter(np.zeros((1, 4)), segments) is None
+    segments[places, 0] = 1
+    assert heads.find_own_matter(np.zeros((1, 4)), segments).name == "own_source"
+    assert heads.find_own_matter(np.ones((1, 4)), segments[:1]).name == "own_source"
+
+
+def test_one_segment_alone_is_judged_with_a_correction(decide):
+    """The last kind of the head for own matters is added to the logit of the same kind of the head for segments."""
+    other, own, news = HEADS.own_matters.kinds
+    own_matters = replace(HEADS.own_matters, kinds=(other, own, replace(news, bias=9.0)))
+    corrected = replace(HEADS, own_matters=own_matters)
+    assert decide(TASK, heads=corrected).retrieve
+    assert decide(TASK, heads=corrected).override is None
+    several = {"Thanks. Bye.": TASK, "Thanks.": TASK, "Bye.": TASK}
+    assert not decide(several, "Thanks. Bye.", heads=corrected).retrieve
+    with pytest.raises(ValueError, match="the last kind of own_matters is not one of segments"):
+        replace(HEADS, own_matters=replace(own_matters, kinds=(news, other, own)))
 
 
 def test_a_segment_has_the_same_numbers_in_any_batch():

@@ -47,6 +47,33 @@ def test_what_only_the_application_knows_retrieves(request_text):
     assert (decision.retrieve, decision.override.reason) == (True, LOCAL)
 
 
+STORY = (
+    "We moved in on a Saturday, and it rained from morning to evening. My brother carried the sofa with two friends, "
+    "and the cat sat in the bath until it was dark. On Sunday the neighbours brought soup."
+)
+GESCHICHTE = (
+    "Am Samstag sind wir eingezogen, und es hat den ganzen Tag geregnet. Mein Bruder hat das Sofa getragen, und die "
+    "Katze saß bis abends in der Badewanne."
+)
+
+
+@pytest.mark.parametrize(
+    ("story", "asked"),
+    [
+        (STORY, "Please check the attached PDF: when did the Berlin Wall fall?"),
+        (STORY, "According to our wiki, what is a monad?"),
+        (STORY, "what time does the gate close"),
+        (GESCHICHTE, "gibts das auch in rot?"),
+        (GESCHICHTE, "Laut unserem Handbuch: Was ist ein Verb?"),
+    ],
+)
+@pytest.mark.parametrize("form", ["{story} {asked}", "{asked} {story}", "{story}\n\n{asked}\n\n{story}"])
+def test_own_matters_are_found_inside_a_paragraph(story, asked, form):
+    """Regression: of these fifteen, most were skipped."""
+    decision = load_gate().decide(form.format(story=story, asked=asked))
+    assert decision.retrieve
+
+
 @pytest.mark.parametrize(
     "request_text",
     [
@@ -59,6 +86,13 @@ def test_what_only_the_application_knows_retrieves(request_text):
         "что значит слово мусор",
         "too bad",
         "thanks, that's fine",
+        f"{STORY} What is mitosis?",
+        f"{STORY}\n\nPlease make this shorter.",
+        f"{GESCHICHTE} Bitte mach das kürzer.",
+        # Regression: to the head for segments alone, these looked like an application's own matters.
+        "write an out of office note for next week",
+        "schreib mir eine kurze abwesenheitsnotiz",
+        "recall an email outlook",
     ],
 )
 def test_otherwise_the_question_decides(request_text):

@@ -58,6 +58,12 @@ HARD = "Where was Aarno Maliniemi born?"
         ("什么是光合作用；我的订单在哪里", ["什么是光合作用；", "我的订单在哪里"]),
         ("ما هو الإنترنت؛ أين طلبيتي", ["ما هو الإنترنت؛", "أين طلبيتي"]),
         ("what is bmi?whats mine", ["what is bmi?", "whats mine"]),
+        ("i lost my card. how do i block it", ["i lost my card.", "how do i block it"]),
+        (
+            "Wir waren zu viert. zahlt das (wirklich). oder",
+            ["Wir waren zu viert.", "zahlt das (wirklich).", "oder"],
+        ),
+        ("я потеряла пропуск. кому писать", ["я потеряла пропуск.", "кому писать"]),
         ("open x.com/a?b=c or colou?r files", ["open x.com/a?b=c or colou?r files"]),
         ("1. what is dns 2. who owns ours", ["1. what is dns", "2. who owns ours"]),
         ("say (a) what osmosis is (b) who is on call", ["say (a) what osmosis is", "(b) who is on call"]),
@@ -65,6 +71,11 @@ HARD = "Where was Aarno Maliniemi born?"
         # Neither items nor ends of sentences.
         ("Which is largest: a) Earth b) Mars", ["Which is largest: a) Earth b) Mars"]),
         ("offen vom 1. bis zum 2. mai", ["offen vom 1. bis zum 2. mai"]),
+        (
+            "approx. three nights inkl. frühstück evtl. Montag",
+            ["approx. three nights inkl. frühstück evtl. Montag"],
+        ),
+        ("well... maybe open read.me. then", ["well... maybe open read.me. then"]),
         ("what is (1 + 2) * (2 + 3)", ["what is (1 + 2) * (2 + 3)"]),
     ],
 )

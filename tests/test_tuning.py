@@ -240,8 +240,9 @@ def test_the_shipped_gate_is_tuned_with_its_own_model(tmp_path, smollm2):
 def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path, smollm2):
     """Regression: a quarter of the questions has a URL, and 20 % were guaranteed."""
     asked = questions(60)
-    for row in asked[::4]:
-        row["question"] = row["question"].replace("number", "https://example.com number")
+    for index, row in enumerate(asked):
+        named = "a" if index % 4 else "https://example.com"
+        row["question"] = row["question"].replace("what is number", f"is this {named} number:")
     options = TuneOptions(policy=Budget(0.2))
     found = tune(asked, direct=Direct(), retrieve=retrieve, out=tmp_path / "my-gate", options=options)
     choice = found.question.choice

@@ -19,7 +19,14 @@ from rgate_integrations.decision import DraftSource, Finite, Threshold
 from rgate_integrations.gates.probability import sigmoids, softmax
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.arrays import (
+    AnyStates,
+    Float32Array,
+    Float64Array,
+    flatten,
+    multiply,
+    weighted,
+)
 from rgate_integrations.runtime.segments import LAYOUT
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -33,11 +40,6 @@ ANSWER_FIRST = "answer-first"
 
 MIN_LOGPROB = -20.0
 """Lower log-probabilities count as this: such tokens are practically impossible, and some servers write -9999."""
-
-# Not `@`, if NumPy is at least 2: BLAS would share the product among threads, which go on spinning for a while.
-_dot = getattr(np, "vecdot", np.matmul)
-
-AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 def _check_weights(value: Any) -> Float32Array:
@@ -265,12 +267,12 @@ class KindHead:
 
     def _read(self, states: AnyStates, layout: AnyStates) -> Float32Array:
         """Return the output of the hidden layer, shape (n, units)."""
-        x = np.concatenate([_flat(states), _flat(layout)], axis=1).astype(np.float32)
-        return np.maximum(_multiply(self.hidden, x) + self.hidden_bias, 0)
+        x = np.concatenate([flatten(states), flatten(layout)], axis=1).astype(np.float32)
+        return np.maximum(multiply(self.hidden, x) + self.hidden_bias, 0)
 
     def _classify(self, rows: Float32Array) -> Float64Array:
         """Return the logits for the inputs of the last layer, shape (n, units)."""
-        return _multiply(self.output.astype(np.float64), rows) + np.array([kind.bias for kind in self.kinds])
+        return multiply(self.output.astype(np.float64), rows) + np.array([kind.bias for kind in self.kinds])
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -319,7 +321,7 @@ class AttentionHead(KindHead):
     def logits(self, states: AnyStates, layout: AnyStates) -> Float64Array:
         """Return the logit of each kind for each of the n segments of one request, shape (n, K); see `KindHead`."""
         hidden = self._read(states, layout)
-        projected = _multiply(self.attention, hidden) + self.attention_bias
+        projected = multiply(self.attention, hidden) + self.attention_bias
         queries, keys, values = np.split(projected, 3, axis=1)
         farthest = self.distances.shape[1] // 2
         places = np.arange(len(hidden))
@@ -328,9 +330,9 @@ class AttentionHead(KindHead):
         size = hidden.shape[1] // len(self.distances)
         for number, biases in enumerate(self.distances):
             part = slice(number * size, (number + 1) * size)
-            scores = _multiply(keys[:, part], queries[:, part]) / math.sqrt(size) + biases[distances]
-            rows.append(_multiply(values[:, part].T, softmax(scores)))
-        joint = _multiply(self.joint, np.concatenate(rows, axis=1)) + self.joint_bias
+            scores = multiply(keys[:, part], queries[:, part]) / math.sqrt(size) + biases[distances]
+            rows.append(multiply(values[:, part].T, softmax(scores)))
+        joint = multiply(self.joint, np.concatenate(rows, axis=1)) + self.joint_bias
         return self._classify(np.maximum(joint, 0))
 
 
@@ -417,8 +419,9 @@ class HeadsArtifact(SavedGate):
         english_bias: See `english_weight`.
         romanised_weight: Likewise, for romanised text such as Hindi in Latin letters.
         romanised_bias: See `romanised_weight`.
-        own_matters: Classifies a request as a whole, by the states at its layers and no layout; a request of any
-            kind but the first retrieves.
+        own_matters: Classifies a request as a whole, and each of its segments, by the layers of `segments` and no
+            layout; a request retrieves if it or a segment is of any kind but the first. The last is a kind of
+            `segments`: in a request of one segment, its logit is added to that kind's.
     """
 
     method: Literal["heads"] = "heads"
@@ -440,6 +443,8 @@ class HeadsArtifact(SavedGate):
         heads = (self.segments, self.in_context, self.together)
         if len({tuple(kind.name for kind in head.kinds) for head in heads}) > 1:
             raise ValueError("segments, in_context and together have different kinds")
+        if self.own_matters.kinds[-1].name not in (kind.name for kind in self.segments.kinds):
+            raise ValueError("the last kind of own_matters is not one of segments")
         if self.together.layers != self.in_context.layers:
             raise ValueError("in_context and together read different layers")
 
@@ -448,22 +453,27 @@ class HeadsArtifact(SavedGate):
         """The layers that `in_context` reads and `segments` does not."""
         return tuple(layer for layer in self.in_context.layers if layer not in self.segments.layers)
 
-    def kind_probabilities(self, states: AnyStates, layout: AnyStates, *, in_context: bool) -> Float64Array:
+    def kind_probabilities(
+        self, states: AnyStates, layout: AnyStates, whole: AnyStates, *, in_context: bool
+    ) -> Float64Array:
         """Return the probability of each of K kinds for each of n segments, shape (n, K).
 
         Args:
             states: Pooled states, shape (n, layers, hidden size): those for the layers of `segments`, followed by
                 those for `context_layers` if ``in_context``.
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
+            whole: Pooled states of the request, shape (L, H).
             in_context: Whether the request has several segments or earlier turns.
         """
         logits = self.segments.logits(states[:, : len(self.segments.layers)], layout)
-        if in_context:
-            layers = (*self.segments.layers, *self.context_layers)
-            states = states[:, [layers.index(layer) for layer in self.in_context.layers]]
-            context = (self.in_context.logits(states, layout) + self.together.logits(states, layout)) / 2
-            logits = (logits + context) / 2
-        return softmax(logits)
+        if not in_context:
+            corrected = [kind.name for kind in self.segments.kinds].index(self.own_matters.kinds[-1].name)
+            logits[:, corrected] += self.own_matters.logits(whole[None], np.zeros((1, LAYOUT)))[:, -1]
+            return softmax(logits)
+        layers = (*self.segments.layers, *self.context_layers)
+        states = states[:, [layers.index(layer) for layer in self.in_context.layers]]
+        context = (self.in_context.logits(states, layout) + self.together.logits(states, layout)) / 2
+        return softmax((logits + context) / 2)
 
     def is_english(self, states: AnyStates) -> bool:
         """Return whether a question is in English, by its pooled states, shape (L, H)."""
@@ -473,25 +483,16 @@ class HeadsArtifact(SavedGate):
         """Return whether a question is romanised text, by its pooled states, shape (L, H)."""
         return bool(weighted(states[None], self.romanised_weight)[0] + self.romanised_bias > 0)
 
-    def find_own_matter(self, states: AnyStates) -> Kind | None:
-        """Return the kind of own matter that a request is about, by its pooled states, shape (L, H); None without."""
-        found = int(np.argmax(self.own_matters.logits(states[None], np.zeros((1, LAYOUT)))[0]))
+    def find_own_matter(self, whole: AnyStates, segments: AnyStates) -> Kind | None:
+        """Return the kind of own matter that a request, or one of its segments, is about; None if there is none.
+
+        Args:
+            whole: Pooled states of the request, shape (L, H).
+            segments: Pooled states of its n segments, shape (n, at least L, H).
+        """
+        states = whole[None]
+        if len(segments) > 1:
+            states = np.concatenate([states, segments[:, : len(whole)]])
+        logits = self.own_matters.logits(states, np.zeros((len(states), LAYOUT)))
+        found = int(np.argmax(logits[:, :-1].max(axis=0)))
         return self.own_matters.kinds[found] if found else None
-
-
-def _multiply(matrix: AnyStates, rows: AnyStates) -> AnyStates:
-    """Return the product of a matrix, shape (m, d), with each of n rows, shape (n, d); shape (n, m).
-
-    Row by row: the result of a product of matrices depends on their sizes, and a segment must have the same logits
-    in any batch.
-    """
-    return np.stack([_dot(matrix, row) for row in rows])
-
-
-def weighted(states: AnyStates, weight: Float32Array) -> Float64Array:
-    """Return the weighted sum of each item's states, shape (n,): states are (n, L, H), weights (L, H)."""
-    return _flat(states) @ weight.ravel().astype(np.float64)
-
-
-def _flat(states: AnyStates) -> Float64Array:
-    return states.reshape(len(states), -1).astype(np.float64)

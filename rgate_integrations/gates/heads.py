@@ -64,8 +64,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     separate kind, which needs no retrieval. The encoder recognises the kinds, in any language, and estimates whether
     the LLM knows the fact. If the estimate may decide whether an English request skips, a second model, the reader,
     replaces it with a better one. Requests with more than eight questions, and short ones with a URL, always
-    retrieve, as do short ones that are recognised as naming a source of the asker's own ("our wiki") or as about an
-    application's own matters; a follow-up, or romanised text, retrieves unless P(known) is high.
+    retrieve, as do those recognised as naming a source of the asker's own ("our wiki") or as about an application's
+    own matters; a follow-up, or romanised text, retrieves unless P(known) is high.
 
     The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and
     ``known``, P(the LLM knows the fact), unless it would hardly change P(known). Drafts are ignored.
@@ -194,8 +194,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
         if evidence.request.history and p < _MIN_P_KNOWN_FOR_FOLLOW_UP:
             return score.overridden("Follow-up that may need the earlier turns.")
-        own_matter = None if evidence.truncated else self.trained.find_own_matter(states.whole)
-        if own_matter is not None:
+        own_matter = self.trained.find_own_matter(states.whole, states.segments)
+        if own_matter is not None and not evidence.truncated:
             return score.overridden(f"The question {own_matter.about}.")
         is_unclear = p < _MIN_P_KNOWN_IF_ROMANISED and self.trained.is_romanised(states.whole)
         if is_unclear and not detect_encoding(
@@ -302,7 +302,7 @@ class KindsSpec(EvidenceSpec[Float64Array]):
         for request in context.get(self.states):
             self.gate.check_states(request.segments, trained.segments.hidden_size)
             kinds = trained.kind_probabilities(
-                request.segments, request.layout, in_context=request.in_context
+                request.segments, request.layout, request.whole, in_context=request.in_context
             )
             pieces.append(Piece(kinds))
         return pieces

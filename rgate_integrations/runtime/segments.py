@@ -36,7 +36,13 @@ _MIN_ITEM_WORDS = 2  # without the marker: in "articles (a) and (b)", there are 
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _BEFORE_NAME = re.compile(r"[a-z]{2,3}|from|into|with")  # in "translate into German:", that is no label
 # "Dr. Smith", "e.g. this", "No. 5": the full stop does not end the sentence.
-_ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
+_ABBREVIATION = re.compile(
+    r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no|dept|govt"
+    r"|bzw|ggf|vgl|evtl|bspw|inkl|bzgl|zzgl|aprox|godz|напр)\.$"
+)
+_LAST_WORD = re.compile(
+    r"(?:^|\W)[^\W\d_]{4,}\)?[.।]$"
+)  # of a sentence before one in lower case; no "well..."
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _MAX_WORDS = 60  # longer sentences are cut, because a mean over more words says little about any of them
 _MAX_TURN_WORDS, _MIN_KEPT_WORDS = 60, 20
@@ -112,8 +118,10 @@ def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
     if not bare.endswith(_STOPS) or abbreviation.match(bare.lstrip(_OPENERS)):
         return False
     first = following.lstrip(_OPENERS)[:1]
-    # Test for "not lower case" rather than "upper case", because many scripts have no capitals.
-    return first.isalnum() and not first.islower()
+    if not first.islower():  # rather than "upper case", because many scripts have no capitals
+        return first.isalnum()
+    # In hasty typing, sentences begin in lower case; after a short word, the full stop may be an abbreviation's.
+    return _LAST_WORD.search(bare) is not None
 
 
 def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
