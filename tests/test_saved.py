@@ -3,12 +3,14 @@
 import hashlib
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
@@ -83,6 +85,26 @@ def test_a_gate_that_lost_any_part_is_refused(tmp_path, gate):
         file.write_text(json.dumps({key: value for key, value in saved.items() if key != name}))
         with pytest.raises(ModelLoadError, match=r"cannot be read|is damaged"):
             read_gate(folder)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_weights_that_are_replaced_between_their_checksum_and_their_loading_are_refused(
+    tmp_path, monkeypatch, in_place
+):
+    folder = save_gate(PROBE, tmp_path / "g")
+    other = save_gate(replace(PROBE, weight=PROBE.weight + 1), tmp_path / "h")
+
+    def load_later(path):
+        if in_place:
+            path.write_bytes((other / path.name).read_bytes())
+            os.utime(path, ns=(0, 0))
+        else:
+            (other / path.name).replace(path)
+        return load_file(path)
+
+    monkeypatch.setattr("rgate_integrations.gates.folder.load_file", load_later)
+    with pytest.raises(ModelLoadError, match="was replaced while it was read"):
+        read_gate(str(folder))
 
 
 @pytest.mark.parametrize(
