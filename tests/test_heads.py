@@ -271,7 +271,7 @@ def test_an_own_matter_retrieves_whatever_p_known(decide):
     assert not decide(TASK).retrieve
 
 
-@pytest.mark.parametrize("places", [[0], [1], [2], [0, 2]])
+@pytest.mark.parametrize("places", [[0], [1], [2], [1, 2]])
 def test_an_own_matter_is_found_in_any_segment(places):
     head = HEADS.own_matters
     weights = np.pad(np.eye(1, 4, dtype=np.float32), [(0, 0), (0, LAYOUT)])
@@ -281,8 +281,10 @@ def test_an_own_matter_is_found_in_any_segment(places):
     segments[:, 1] = 1
     assert heads.find_own_matter(np.zeros((1, 4)), segments) is None
     segments[places, 0] = 1
-    assert heads.find_own_matter(np.zeros((1, 4)), segments).name == "own_source"
-    assert heads.find_own_matter(np.ones((1, 4)), segments[:1]).name == "own_source"
+    own = HEADS.own_matters.kinds[1]
+    assert heads.find_own_matter(np.zeros((1, 4)), segments) == (own, places[0])
+    assert heads.find_own_matter(np.full((1, 4), 2), segments) == (own, None)
+    assert heads.find_own_matter(np.ones((1, 4)), segments[:1]) == (own, None)
 
 
 def test_one_segment_alone_is_judged_with_a_correction(decide):

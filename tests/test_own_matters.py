@@ -4,7 +4,7 @@ import pytest
 
 from rgate_integrations import load_gate
 
-SOURCE = "The question names a source of the asker's own, which the LLM has not read."
+SOURCE = "names a source of the asker's own, which the LLM has not read."
 LOCAL = "The question seems to be about an application's own matters, which the LLM does not know."
 NAMED = [
     "look in my biology notes and tell me what mitosis is",
@@ -22,7 +22,7 @@ def test_a_source_of_the_askers_own_retrieves(request_text):
     """Regression: the question alone is easy, so that these were skipped, at P(known) up to 0.97."""
     decision = load_gate().decide(request_text)
     assert decision.retrieve
-    assert decision.override.reason == SOURCE
+    assert decision.override.reason.endswith(SOURCE)
     assert decision.reason.startswith(decision.override.reason)
 
 
@@ -72,6 +72,13 @@ def test_own_matters_are_found_inside_a_paragraph(story, asked, form):
     """Regression: of these fifteen, most were skipped."""
     decision = load_gate().decide(form.format(story=story, asked=asked))
     assert decision.retrieve
+
+
+def test_the_reason_quotes_the_sentence_about_own_matters():
+    decision = load_gate().decide(f"{STORY} When do I get my deposit back? The neighbours do not know.")
+    assert decision.reason.startswith(
+        "“When do I get my deposit back?” seems to be about an application's own"
+    )
 
 
 @pytest.mark.parametrize(

@@ -483,16 +483,18 @@ class HeadsArtifact(SavedGate):
         """Return whether a question is romanised text, by its pooled states, shape (L, H)."""
         return bool(weighted(states[None], self.romanised_weight)[0] + self.romanised_bias > 0)
 
-    def find_own_matter(self, whole: AnyStates, segments: AnyStates) -> Kind | None:
-        """Return the kind of own matter that a request, or one of its segments, is about; None if there is none.
+    def find_own_matter(self, whole: AnyStates, segments: AnyStates) -> tuple[Kind, int | None] | None:
+        """Return the kind of own matter that a request is about, or None.
+
+        With it comes the index of the segment that is about it, or None if only the request as a whole is.
 
         Args:
             whole: Pooled states of the request, shape (L, H).
             segments: Pooled states of its n segments, shape (n, at least L, H).
         """
-        states = whole[None]
-        if len(segments) > 1:
-            states = np.concatenate([states, segments[:, : len(whole)]])
-        logits = self.own_matters.logits(states, np.zeros((len(states), LAYOUT)))
-        found = int(np.argmax(logits[:, :-1].max(axis=0)))
-        return self.own_matters.kinds[found] if found else None
+        others = segments[: len(segments) if len(segments) > 1 else 0, : len(whole)]
+        states = np.concatenate([others, whole[None]])
+        logits = self.own_matters.logits(states, np.zeros((len(states), LAYOUT)))[:, :-1]
+        kind = int(np.argmax(logits.max(axis=0)))
+        row = int(np.argmax(logits[:, kind]))
+        return (self.own_matters.kinds[kind], row if row < len(states) - 1 else None) if kind else None

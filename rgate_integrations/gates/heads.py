@@ -179,13 +179,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if_known = p_answered(kinds, shares, np.ones(1)).min()
         if if_known - if_unknown >= _MIN_INFLUENCE:
             signals["known"] = float(known[0])
-        subject = "The question"
-        if len(texts) > 1:
-            # The user's own letters, unless not all were read, or plain ones changed where segments end.
-            own = [] if evidence.truncated else segments(evidence.original)
-            text = own[decisive] if len(own) == len(texts) else texts[decisive]
-            subject = f"“{text[:_MAX_SHOWN]}…”" if len(text) > _MAX_SHOWN else f"“{text}”"
-        reason = f"{subject} {self._explain(p, shares_there, known, is_news)}"
+        reason = f"{_quote(evidence, texts, decisive)} {self._explain(p, shares_there, known, is_news)}"
         score = Score(p, reason, signals=signals, llm=self._judged_llm)
         if sum(text.endswith(QUESTION_MARKS) for text in texts) > _MAX_QUESTIONS:
             return score.overridden(f"Asks more than {_MAX_QUESTIONS} questions.")
@@ -196,7 +190,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Follow-up that may need the earlier turns.")
         own_matter = self.trained.find_own_matter(states.whole, states.segments)
         if own_matter is not None and not evidence.truncated:
-            return score.overridden(f"The question {own_matter.about}.")
+            kind, segment = own_matter
+            return score.overridden(f"{_quote(evidence, texts, segment)} {kind.about}.")
         is_unclear = p < _MIN_P_KNOWN_IF_ROMANISED and self.trained.is_romanised(states.whole)
         if is_unclear and not detect_encoding(
             evidence.question
@@ -306,6 +301,16 @@ class KindsSpec(EvidenceSpec[Float64Array]):
             )
             pieces.append(Piece(kinds))
         return pieces
+
+
+def _quote(evidence: Evidence, texts: Sequence[str], segment: int | None) -> str:
+    """Return the beginning of a segment in quotes; "The question" for the only one, or for None."""
+    if segment is None or len(texts) == 1:
+        return "The question"
+    # The user's own letters, unless not all were read, or plain ones changed where segments end.
+    own = [] if evidence.truncated else segments(evidence.original)
+    text = own[segment] if len(own) == len(texts) else texts[segment]
+    return f"“{text[:_MAX_SHOWN]}…”" if len(text) > _MAX_SHOWN else f"“{text}”"
 
 
 def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:
