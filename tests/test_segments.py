@@ -75,6 +75,7 @@ HARD = "Where was Aarno Maliniemi born?"
             "approx. three nights inkl. frühstück evtl. Montag",
             ["approx. three nights inkl. frühstück evtl. Montag"],
         ),
+        ("the Dept. of physics, Prof. of law", ["the Dept. of physics, Prof. of law"]),
         ("well... maybe open read.me. then", ["well... maybe open read.me. then"]),
         ("what is (1 + 2) * (2 + 3)", ["what is (1 + 2) * (2 + 3)"]),
     ],

@@ -37,8 +37,8 @@ _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _BEFORE_NAME = re.compile(r"[a-z]{2,3}|from|into|with")  # in "translate into German:", that is no label
 # "Dr. Smith", "e.g. this", "No. 5": the full stop does not end the sentence.
 _ABBREVIATION = re.compile(
-    r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no|dept|govt"
-    r"|bzw|ggf|vgl|evtl|bspw|inkl|bzgl|zzgl|aprox|godz|напр)\.$"
+    r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|no|(?i:approx|incl|dept|govt|univ|corp|assn|prof|sept"
+    r"|bzw|ggf|vgl|evtl|bspw|inkl|bzgl|zzgl|aprox|godz|напр))\.$"
 )
 _LAST_WORD = re.compile(
     r"(?:^|\W)[^\W\d_]{4,}\)?[.।]$"
