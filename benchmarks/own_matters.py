@@ -13,7 +13,8 @@ and some languages are held out.
 Without ``--save``, prints the decisions of the default gate on what is held out, and on requests that were written
 without sight of the templates: ``own_sources.tsv`` has 600 in 13 languages, ``local_requests.tsv`` 603 to twelve
 applications in seven (some templates widen what an earlier gate got wrong of these), ``short_requests.tsv`` 600 in
-eleven, and ``long_requests.tsv`` 280 messages of 25 to 150 words in six.
+eleven, and ``long_requests.tsv`` 280 messages of 25 to 150 words in six. ``fact_pairs.tsv`` has 200 facts and how-tos
+that every LLM knows, each beside one of the same form that hardly any knows.
 """
 
 import random
@@ -290,11 +291,13 @@ def measure() -> None:
             title = f"held out, {language}" if row.part == FRAMES else "languages never learned from"
             where = ", in paragraphs" if row.frame.endswith(PARAGRAPH) else ""
             texts.append((f"{name}{where}, {title}", row.kind == "private", row.text))
-    for name in ("own_sources", "local_requests", "short_requests", "long_requests"):
+    for name in ("own_sources", "local_requests", "short_requests", "long_requests", "fact_pairs"):
         for line in Path(__file__).with_name(f"{name}.tsv").read_text(encoding="utf-8").splitlines():
             language, kind, text = line.split("\t")
             for whose in ("all", "English" if language == "en" else "others"):
-                texts.append((f"{name}.tsv, {whose}", kind in ("own", "local"), text.replace("\\n", "\n")))
+                texts.append(
+                    (f"{name}.tsv, {whose}", kind in ("own", "local", "obscure"), text.replace("\\n", "\n"))
+                )
     trained_on = {keep_words(row.text) for row in chain(*read_rows().values())}
     texts = [row for row in texts if keep_words(row[2]) not in trained_on]
     requests = pd.DataFrame(texts, columns=["title", "own", "text"])
