@@ -13,6 +13,7 @@ from text_rows import (
     HELD_OUT_LANGUAGES,
     PARTS,
     TRAIN,
+    UNSPACED,
     Asks,
     TextRow,
     assign_part,
@@ -28,7 +29,6 @@ PARAGRAPH = "/paragraph"
 
 _LEARNED = 5  # of a language's eight sentences of a story; the others are held out
 _SHORTEST, _LONGEST = 1, 14  # sentences around a request
-_UNSPACED = ("zh", "ja")
 _ENDS = {"zh": "？？。", "ja": "？？。", "hi": "??।", "ar": "؟؟.", "fa": "؟؟."}
 
 
@@ -135,7 +135,7 @@ def surround(row: TextRow, draw: random.Random) -> TextRow:
         while lines and draw.random() < share:
             story.insert(draw.randrange(len(story) + 1), (draw.choice(lines), kind))
     at = draw.choice((0, len(story), draw.randrange(len(story) + 1)))
-    space = "" if row.language in _UNSPACED else " "
+    space = "" if row.language in UNSPACED else " "
     sentences = [*story[:at], (space.join(text for text, _ in request), row.kind), *story[at:]]
     frame = row.frame + PARAGRAPH
     made = list(join_sentences(sentences, row.kind, row.language, frame, row.group, row.part, draw))

@@ -39,7 +39,7 @@ _GENERAL = {"general": "common"}
 _POLITE = 0.18
 _LATIN = ("de", "fr", "es", "it", "pt", "nl", "pl", "tr", "sv", "cs", "hu", "fi", "vi", "id")
 _NO_TYPOS = ("zh", "ja", "ko", "hi")
-_UNSPACED = ("zh", "ja")
+UNSPACED = ("zh", "ja")
 _UNMARKED = str.maketrans(
     {"ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ı": "i", "ß": "ss", "ø": "o", "¿": "", "¡": ""}
 )
@@ -161,7 +161,7 @@ def make_language_rows(seed: int) -> Iterator[TextRow]:
                     pieces: tuple[tuple[str, str], ...] = ((request, kind),)
                     if kind != "thanks" and draw.random() < _POLITE:
                         pieces = _add_courtesies(request, kind, language, part, draw)
-                    text = ("" if language in _UNSPACED else " ").join(piece for piece, _ in pieces)
+                    text = ("" if language in UNSPACED else " ").join(piece for piece, _ in pieces)
                     yield TextRow(text, kind, language, frame, f"language:{language}", part, pieces)
 
 

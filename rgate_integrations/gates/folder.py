@@ -261,7 +261,7 @@ def _put_arrays(content: dict[str, Any], path: Path, file: BinaryIO) -> None:
         raise ValueError(f"the header of its weights is longer than {_MAX_HEADER:,} bytes")
     before = os.fstat(file.fileno())
     try:
-        # By its path, not as bytes: after so large an object is freed, glibc keeps later ones (9 MB in the end).
+        # By its path, not as bytes: after so large an object is freed, glibc keeps later ones (10 MB in the end).
         arrays = load_file(path)
     except (SafetensorError, AttributeError) as error:  # AttributeError: a type that NumPy lacks
         raise ValueError(f"the weights cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Array types, and products of arrays that are the same in any batch."""
+"""Array types, and arithmetic on vectors and states."""
 
 from __future__ import annotations
 
