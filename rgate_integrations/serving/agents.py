@@ -44,19 +44,25 @@ class Advice(BaseModel):
     corpora: tuple[str, ...]
 
 
-class Advisor:
-    """The tools of the MCP server.
+def make_mcp_server(gate: GateLike) -> MCPServer:
+    """Return the MCP server with its two tools; its ``run`` or `make_mcp_app` serves it.
+
+    Once this is called, the process downloads no models on first use: run ``rgate download`` beforehand.
 
     Args:
         gate: The gate. If it fails, the advice is to retrieve, unless its ``on_error`` is ``"raise"``.
+
+    Raises:
+        ConfigurationError: ``gate`` is not a gate.
     """
+    forbid_downloads()
+    decider = resolve_gate(gate)
+    server = MCPServer("rgate", instructions=_INSTRUCTIONS)
 
-    def __init__(self, gate: GateLike) -> None:
-        self._gate = resolve_gate(gate)
-
-    async def should_retrieve(self, question: str) -> Advice:
+    @server.tool()
+    async def should_retrieve(question: str) -> Advice:
         """Return whether the LLM needs documents to answer a question, or already knows the answer."""
-        (decision,) = await arun(self._gate.flow([question]))
+        (decision,) = await arun(decider.flow([question]))
         return Advice(
             retrieve=decision.retrieve,
             p_known=decision.p_known,
@@ -67,26 +73,13 @@ class Advisor:
             corpora=decision.corpora,
         )
 
-    async def search_queries(self, question: str, draft: str = "") -> list[str]:
+    @server.tool()
+    async def search_queries(question: str, draft: str = "") -> list[str]:
         """Return what to search for, given a question and perhaps a partial answer; empty if no search is needed."""
-        decisions = await arun(self._gate.flow([read_item(question, draft=draft or None)]))
+        decisions = await arun(decider.flow([read_item(question, draft=draft or None)]))
         (plan,) = await arun(plan_queries_flow(decisions))
         return plan.texts
 
-
-def make_mcp_server(gate: GateLike) -> MCPServer:
-    """Return the MCP server with the tools of `Advisor`; its ``run`` or `make_mcp_app` serves it.
-
-    Once this is called, the process downloads no models on first use: run ``rgate download`` beforehand.
-
-    Raises:
-        ConfigurationError: ``gate`` is not a gate.
-    """
-    forbid_downloads()
-    advisor = Advisor(gate)
-    server = MCPServer("rgate", instructions=_INSTRUCTIONS)
-    server.add_tool(advisor.should_retrieve)
-    server.add_tool(advisor.search_queries)
     return server
 
 
