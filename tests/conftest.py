@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rgate_integrations import load_gate
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import OFFLINE, cached_path, download
@@ -71,6 +72,12 @@ def call(request):
 @pytest.fixture
 def scripted() -> ScriptedProxy:
     return ScriptedProxy()
+
+
+@pytest.fixture(scope="module")
+def default_gate():
+    """The default gate; what goes wrong in it is raised."""
+    return load_gate(on_error="raise")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import unicodedata
 
 import pytest
 
-from rgate_integrations import load_gate
 from rgate_integrations.runtime.text import detect_encoding, plain_text
 
 
@@ -145,25 +144,20 @@ def test_hostile_text_takes_linear_time(text):
     assert plain_text(f"{text}é").startswith(text[:9])
 
 
-@pytest.fixture(scope="module")
-def gate():
-    return load_gate(on_error="raise")
-
-
 @pytest.mark.model
-def test_needy_questions_are_retrieved_for_in_every_form(gate):
+def test_needy_questions_are_retrieved_for_in_every_form(default_gate):
     asked = [form(question) for form in (LETTERS | ENCODINGS).values() for question in NEEDY]
-    decisions = gate.decide_batch(asked)
+    decisions = default_gate.decide_batch(asked)
     assert [d.question for d in decisions if not d.retrieve] == []
     assert "Contains text in base64" in decisions[len(LETTERS) * len(NEEDY)].reason
 
 
 @pytest.mark.model
-def test_what_needs_nothing_is_skipped_with_an_emoji_too(gate):
-    assert [d.question for d in gate.decide_batch(EASY) if d.retrieve] == []
+def test_what_needs_nothing_is_skipped_with_an_emoji_too(default_gate):
+    assert [d.question for d in default_gate.decide_batch(EASY) if d.retrieve] == []
 
 
 @pytest.mark.model
-def test_the_reason_quotes_what_the_user_wrote(gate):
+def test_the_reason_quotes_what_the_user_wrote(default_gate):
     asked = full_width("When is my electricity bill due?")
-    assert asked.replace("\u3000", " ") in gate.decide(f"Hello! {asked} Thanks.").reason
+    assert asked.replace("\u3000", " ") in default_gate.decide(f"Hello! {asked} Thanks.").reason

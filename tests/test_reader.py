@@ -21,6 +21,7 @@ from rgate_integrations.models.reader_file import READER_WEIGHTS, TOKENIZER, qua
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 from tests.damaged import with_damage, zeroed
+from tests.test_encoder import cosines
 
 LAYERS = (
     PooledLayer(14, "question", "mean"),
@@ -74,10 +75,6 @@ def reader():
 def states_of(reader, questions, drafts=None, layers=LAYERS):
     rows = map(reader.encode, questions, drafts or [""] * len(questions))
     return [each.states for each in reader.pool(list(rows), layers)]
-
-
-def cosines(some, others):
-    return (some * others).sum(-1) / np.linalg.norm(some, axis=-1) / np.linalg.norm(others, axis=-1)
 
 
 @pytest.mark.model

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from rgate_integrations import Request, load_gate
+from rgate_integrations import Request
 from rgate_integrations.runtime.segments import count_words, layout, segments, shorten_turn
 
 EASY = "What is 2 + 2?"
@@ -122,13 +122,6 @@ CODE = "def add(a, b):\n    # sum of two numbers\n    return a + b"
 FRAMES = {"log": LOG, "trace": TRACE, "prose": PROSE, "table": TABLE, "mail": MAIL, "code": CODE}
 PRIVATE = "When did our supplier in Oslo confirm the delivery?"
 FRESH = "What is the price of gold today?"
-
-
-@pytest.fixture(scope="module")
-def gate():
-    return load_gate(on_error="raise")
-
-
 ORDERS = ("{0}\n\n{1}", "{1}\n\n{0}", "{0}\n\n{1}\n\n{0}")
 HIDDEN = [order.format(*each) for order in ORDERS for each in product(FRAMES.values(), (PRIVATE, FRESH))]
 
@@ -140,39 +133,41 @@ HASTY = (
 
 
 @pytest.mark.model
-def test_neither_pasted_text_nor_an_easy_question_hides_what_is_asked(gate):
+def test_neither_pasted_text_nor_an_easy_question_hides_what_is_asked(default_gate):
     asked = [*HIDDEN, f"{HARD} {EASY}", f"{EASY} {HARD}", f"{HARD} Hint: {EASY}", *HASTY]
-    assert [each.question for each in gate.decide_batch(asked) if not each.retrieve] == []
+    assert [each.question for each in default_gate.decide_batch(asked) if not each.retrieve] == []
 
 
 @pytest.mark.model
-def test_a_task_on_pasted_text_mostly_needs_nothing(gate):
+def test_a_task_on_pasted_text_mostly_needs_nothing(default_gate):
     asked = [f"Translate the following into Spanish:\n\n{pasted}" for pasted in FRAMES.values()]
-    assert sum(each.retrieve for each in gate.decide_batch(asked)) <= 1  # a mail looks like one of one's own
+    assert (
+        sum(each.retrieve for each in default_gate.decide_batch(asked)) <= 1
+    )  # a mail looks like one of one's own
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("order", ["PHH", "HPH", "HHP"])
-def test_a_question_in_a_text_of_20_000_characters_is_read_wherever_it_stands(gate, order):
+def test_a_question_in_a_text_of_20_000_characters_is_read_wherever_it_stands(default_gate, order):
     parts = {"P": PRIVATE, "H": f"{LOG}\n" * 36}
-    found = gate.decide("\n".join(parts[part] for part in order))
+    found = default_gate.decide("\n".join(parts[part] for part in order))
     assert found.retrieve
     assert "were read" in found.warnings[0]
 
 
 @pytest.mark.model
-def test_the_reason_names_the_segment_that_decides(gate):
+def test_the_reason_names_the_segment_that_decides(default_gate):
     asked = [f"{PROSE}\n{PRIVATE}", "Guten Morgen! What is the capital of France?"]
-    private, greeted = gate.decide_batch(asked)
+    private, greeted = default_gate.decide_batch(asked)
     assert (PRIVATE in private.reason, "private" in private.signals) == (True, True)
     assert not greeted.retrieve, "a greeting in another language does not make a request foreign"
 
 
 @pytest.mark.model
-def test_a_follow_up_is_judged_in_the_light_of_the_turns_before_it(gate):
+def test_a_follow_up_is_judged_in_the_light_of_the_turns_before_it(default_gate):
     private = ["user: How many customers do we have in Sweden?", "assistant: We have 144 customers there."]
     common = ["user: What is the capital of France?", "assistant: Paris."]
-    found = gate.decide_batch([Request("And in Italy?", turns) for turns in (private, common)])
+    found = default_gate.decide_batch([Request("And in Italy?", turns) for turns in (private, common)])
     assert [each.retrieve for each in found] == [True, False]
 
 

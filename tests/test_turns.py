@@ -26,11 +26,6 @@ def test_turns_of_the_user_in_a_row_are_one_request(history, question, before):
     assert (joined.question, joined.history, joined.threshold) == (question, before, 0.3)
 
 
-@pytest.fixture(scope="module")
-def gate():
-    return load_gate(on_error="raise")
-
-
 def resolved(question, *history):
     """Return what the gate reads: the request, and how many turns before it."""
     engine = load_gate()
@@ -78,9 +73,9 @@ def test_what_a_message_rests_on(turns, expected):
 
 
 @pytest.mark.model
-def test_a_retry_and_a_turn_in_a_row_inherit_what_they_concern_and_thanks_do_not(gate):
+def test_a_retry_and_a_turn_in_a_row_inherit_what_they_concern_and_thanks_do_not(default_gate):
     for asked, retrieve in ((ASKED, True), (EASY, False)):
-        again, retry, thanks = gate.decide_batch(
+        again, retry, thanks = default_gate.decide_batch(
             [
                 Request("Please answer in English.", [f"user: {asked}"]),
                 Request("That is not what I asked.", [f"user: {asked}", FAILED]),
@@ -92,31 +87,33 @@ def test_a_retry_and_a_turn_in_a_row_inherit_what_they_concern_and_thanks_do_not
 
 
 @pytest.mark.model
-def test_a_follow_up_is_as_unknown_as_what_it_follows_on(gate):
+def test_a_follow_up_is_as_unknown_as_what_it_follows_on(default_gate):
     unknown = ("Who is the head of the Brunnthal clinic?", "What is the dose of zorvimab?")
     for follow_up in ("How tall is she?", "And for adults?", "Tell me more about her.", "How did he die?"):
         for asked in unknown:
-            assert gate.decide(follow_up, history=[f"user: {asked}", "assistant: Dr Weiss, 5 mg."]).retrieve
+            assert default_gate.decide(
+                follow_up, history=[f"user: {asked}", "assistant: Dr Weiss, 5 mg."]
+            ).retrieve
     hamlet = ["user: Who wrote Hamlet?", "assistant: William Shakespeare."]
     known = [
         Request(question, hamlet) for question in ("When was he born?", "How did he die?", "And his wife?")
     ]
-    assert [d.retrieve for d in gate.decide_batch(known)] == [False] * 3
+    assert [d.retrieve for d in default_gate.decide_batch(known)] == [False] * 3
 
 
 @pytest.mark.model
-def test_words_that_only_look_like_a_follow_up_are_skipped(gate):
+def test_words_that_only_look_like_a_follow_up_are_skipped(default_gate):
     whole = ("it was nice to catch up with you", "Thanks for that!", "I love it")
-    assert [d.question for d in gate.decide_batch(whole) if d.retrieve] == []
+    assert [d.question for d in default_gate.decide_batch(whole) if d.retrieve] == []
     follow_ups = ("How tall is he?", "What is its capital?", "Can you summarise that?")
-    assert [d.question for d in gate.decide_batch(follow_ups) if not d.retrieve] == []
+    assert [d.question for d in default_gate.decide_batch(follow_ups) if not d.retrieve] == []
 
 
 @pytest.mark.model
 @pytest.mark.parametrize(
     "offer", ["How can I assist you today?", "Kann ich sonst noch helfen?", "¿Algo más?"]
 )
-def test_an_offer_of_nothing_in_particular_makes_nothing_needy(gate, offer):
+def test_an_offer_of_nothing_in_particular_makes_nothing_needy(default_gate, offer):
     messages = (EASY, "Translate 'cheese' into German.", "No, thank you.", "Thanks, bye!", ASKED)
     requests = [Request(each, ["user: Hello", f"assistant: Hello! {offer}"]) for each in messages]
-    assert [d.retrieve for d in gate.decide_batch(requests)] == [False] * 4 + [True]
+    assert [d.retrieve for d in default_gate.decide_batch(requests)] == [False] * 4 + [True]
