@@ -1,34 +1,67 @@
-"""Fits the head that judges all segments of a request together; the adapted layers stay fixed. See `kinds`."""
+"""Fits the head that judges all segments of a request together into a saved gate; see `kinds`.
+
+    python benchmarks/context_head.py --data FOLDER --save GATE                    fits the head
+    python benchmarks/context_head.py --data FOLDER --save GATE --before GATE      adds its effect to the figures
+
+The other heads and the adapted layers stay fixed. Besides the text of `kinds`, it learns from requests about own
+matters and their look-alikes (`own_matter_rows`), and from practical requests of several segments. States are cached
+under ``benchmarks/out/encoder``, or ``--cache FOLDER``. On two cores it takes half an hour.
+
+``--before`` names the gate as it was before. The head is fitted without practical requests, and the difference that
+it makes to their decisions is added to the figures that `kinds` stored in GATE.
+"""
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import segments_head
 import torch
 from adapted_kinds import LAYERS
+from base import OUT, argument_parser, print_table
 from encoder_states import FACT_LAYERS, KIND_LAYERS, EncoderStates
-from kind_rows import KINDS, NAMES, SMOOTHING, find_related, make_head, read_labelled_requests
-from labels import KIND_OF
+from heads import SKIPS
+from kind_rows import (
+    KINDS,
+    NAMES,
+    SMOOTHING,
+    find_related,
+    label_text_rows,
+    make_head,
+    read_labelled_requests,
+)
+from labels import KIND_OF, read_practical
+from own_matter_rows import read_own_rows
 from segment_rows import SegmentRow
 from torch.nn.functional import dropout
 
-from rgate_integrations.gates.artifacts import AttentionHead, KindHead
+from rgate_integrations import load_gate
+from rgate_integrations.engine.loading import DEFAULT_GATE
+from rgate_integrations.gates.artifacts import AttentionHead, HeadsArtifact, KindHead
+from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.runtime.segments import layout, segments
+from rgate_integrations.tuning.evaluation import auc
 
-EPOCHS, BATCH, RATE, DECAY = 4, 64, 5e-4, 0.05
+RECIPE = "; all segments together: python benchmarks/context_head.py"
+EPOCHS, BATCH, RATE, DECAY = 8, 64, 5e-4, 0.05
 UNITS, HEADS, FARTHEST = 192, 6, 8
 INPUT_DROPOUT, DROPOUT, HIDDEN = 0.3, 0.2, 0.1
 LOWEST = 4.0
 """Weight of the loss of the lowest P(answered) of a request's segments, relative to that of the segments' kinds."""
 KNOWN = 0.5
 """P(the LLM knows the fact) in that loss."""
-TIMES = {"turns": 3, "mixtures": 2}
-"""How often the requests of a source are used: those of turns are short, and depend on what was said before."""
-BIASES = {"always": 0.0, "if_known": 3.75, "never": 3.75}
+PRACTICAL = "practical"
+TIMES = {"turns": 3, "mixtures": 2, "messages": 3, PRACTICAL: 4}
+"""How often the requests of a source are used: those of turns are short, and depend on what was said before; messages
+and practical requests are in people's own words."""
+BIASES = {"always": 0.0, "if_known": 2.5, "never": 2.5}
 """Added to the logits of kinds, since errors differ in cost: a request that needs passages should not be skipped.
 The mean with the first head halves them, and the mean with the segment's own logits halves them again."""
 UNLABELLED = -1
@@ -66,7 +99,8 @@ def read_requests(data: Path, states: EncoderStates, left_out: Collection[str] =
         left_out: Requests to leave out, along with every request that contains one.
     """
     by_text: dict[tuple[str, str], list[SegmentRow]] = defaultdict(list)
-    for row in read_labelled_requests(data)[1]:
+    own_rows = chain(*read_own_rows().values())
+    for row in (*read_labelled_requests(data)[1], *label_text_rows(own_rows), *label_practical(data)):
         by_text[row.text, row.history].append(row)
     excluded = find_related([text for text, _ in by_text], left_out, data)
     used = {}
@@ -75,6 +109,13 @@ def read_requests(data: Path, states: EncoderStates, left_out: Collection[str] =
             used[text, history] = rows
     states.fill(used)
     return [_make_request(rows, states) for rows in used.values()]
+
+
+def label_practical(data: Path) -> Iterator[SegmentRow]:
+    """Yield practical requests; only the kind of each as a whole is known."""
+    for label in read_practical(data):
+        if label.ships:
+            yield SegmentRow(label.question, 0, "", 0.0, label.what, PRACTICAL)
 
 
 def _make_request(rows: Sequence[SegmentRow], states: EncoderStates) -> WholeRequest:
@@ -212,3 +253,58 @@ def _stack(requests: Sequence[WholeRequest], alone_head: KindHead) -> tuple[torc
     hidden = np.maximum(alone @ alone_head.hidden.T + alone_head.hidden_bias, 0)
     logits = hidden @ alone_head.output.T + biases
     return torch.from_numpy(inputs), torch.from_numpy(logits)
+
+
+def judge_practical(data: Path, gate: Any) -> pd.DataFrame:
+    """Return the labels of practical requests with a gate's P(known), ``p``, and ``retrieve``."""
+    labels = pd.DataFrame(map(vars, read_practical(data)))
+    heads = HeadsGate.from_parameters({"artifact": DEFAULT_GATE, "trained": gate})
+    decisions = load_gate(heads, on_error="raise").decide_batch(labels.question.tolist())
+    return labels.assign(
+        p=[decision.p_known for decision in decisions], retrieve=[decision.retrieve for decision in decisions]
+    )
+
+
+def add_effect(metrics: dict[str, Any], before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any]:
+    """Return the figures of practical requests with the difference between two gates added, and print it.
+
+    Args:
+        metrics: The figures of `kinds`.
+        before: `judge_practical` of the gate that they are about.
+        after: The same of the gate with a head that was fitted without practical requests.
+    """
+    retrieved, table = dict(metrics["retrieved"]), []
+    for what, rows in before.groupby("what"):
+        now = after.retrieve[rows.index]
+        retrieved[what] += float(now.mean() - rows.retrieve.mean())
+        table.append([str(what), str(len(rows)), str(rows.retrieve.sum()), str(now.sum())])
+    print_table(["", "n", "retrieved before", "now"], table)
+    skip = before.what.isin(SKIPS).to_numpy()
+    difference = auc(after.p.to_numpy(), skip) - auc(before.p.to_numpy(), skip)
+    return {**metrics, "retrieved": retrieved, "auc_requests": metrics["auc_requests"] + difference}
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of recorded requests")
+    parser.add_argument("--cache", type=Path, default=OUT / "encoder", help="folder of cached states")
+    parser.add_argument("--save", type=Path, required=True, help="folder of a saved gate")
+    parser.add_argument("--before", type=Path, help="folder of the gate as it was before")
+    arguments = parser.parse_args()
+    data, gate = arguments.data, cast(HeadsArtifact, read_gate(arguments.save))
+    states, provenance = EncoderStates(arguments.cache, KIND_LAYERS), gate.provenance
+    if arguments.before is None:
+        head = fit(read_requests(data, states), gate.segments)
+        recipe = provenance["recipe"].replace(RECIPE, "") + RECIPE
+        gate = replace(gate, together=head, provenance={**provenance, "recipe": recipe})
+    else:
+        questions = [label.question for label in read_practical(data)]
+        without = replace(gate, together=fit(read_requests(data, states, questions), gate.segments))
+        before, after = (judge_practical(data, some) for some in (read_gate(arguments.before), without))
+        metrics = add_effect(provenance["metrics"], before, after)
+        gate = replace(gate, provenance={**provenance, "metrics": metrics})
+    save_gate(gate, arguments.save)
+
+
+if __name__ == "__main__":
+    main()

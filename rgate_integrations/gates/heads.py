@@ -44,11 +44,10 @@ _FOREIGN_PENALTY = -0.4
 _URL = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 # A URL is the subject of a request of up to this many words; in a longer one it may be part of a log or of code.
 _MAX_WORDS_WITH_URL = 8
-# A follow-up retrieves below this P(known), because the gate may have misunderstood what it refers to.
-_MIN_P_KNOWN_FOR_FOLLOW_UP = 0.8
-# Romanised text, such as Hindi in Latin letters, retrieves below this P(known): with the threshold alone, 89 % of
-# such requests that need passages would retrieve, with this 97 % (``benchmarks/languages.py``).
-_MIN_P_KNOWN_IF_ROMANISED = 0.9
+# A follow-up, and romanised text such as Hindi in Latin letters, retrieves below this P(known), because the gate
+# understands it less well. With the threshold alone, 89 % of the romanised requests that need passages would
+# retrieve, with this 97 % (``benchmarks/languages.py``).
+_MIN_P_KNOWN_IF_UNCLEAR = 0.9
 
 
 class HeadsGate(TrainedGate, NamedLLMGate):
@@ -186,13 +185,13 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         is_short = len(evidence.question.split(None, _MAX_WORDS_WITH_URL)) <= _MAX_WORDS_WITH_URL
         if is_short and _URL.search(evidence.question):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
-        if evidence.request.history and p < _MIN_P_KNOWN_FOR_FOLLOW_UP:
+        if evidence.request.history and p < _MIN_P_KNOWN_IF_UNCLEAR:
             return score.overridden("Follow-up that may need the earlier turns.")
         own_matter = self.trained.find_own_matter(states.whole, states.segments)
         if own_matter is not None and not evidence.truncated:
             kind, segment = own_matter
             return score.overridden(f"{_quote(evidence, texts, segment)} {kind.about}.")
-        is_unclear = p < _MIN_P_KNOWN_IF_ROMANISED and self.trained.is_romanised(states.whole)
+        is_unclear = p < _MIN_P_KNOWN_IF_UNCLEAR and self.trained.is_romanised(states.whole)
         if is_unclear and not detect_encoding(
             evidence.question
         ):  # Base64 looks romanised, and retrieves anyway
