@@ -476,5 +476,8 @@ def test_a_path_to_nothing_is_no_name_where_the_user_gives_it(name):
 def test_a_folder_that_exists_and_a_path_of_a_server_are_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "phi-4").mkdir()
+    (tmp_path / "profile").mkdir()
+    with pytest.raises(ConfigurationError, match="no measured ability"):
+        load_gate(llm_name="./profile")
     for name in ("./phi-4", "/models/phi-4"):
         assert load_gate(llm_name=name).gate.ability.theta == theta("phi-4")

@@ -208,8 +208,11 @@ from_retriever = partial(CorpusProfile.from_retriever, timeout=0.05)
             for texts in ([], ["", " \n"], [None], [b"bytes"])
         ),
         # Regression: bare TypeErrors, another typed error, and one that quoted the whole text.
-        (CorpusProfile.from_texts, 3, ProfileError, "must be a string, not int.* Hint: "),
-        (CorpusProfile.from_texts, None, ProfileError, "must be a string, not NoneType.* Hint: "),
+        (CorpusProfile.from_texts, 3, ProfileError, "must be several strings, not int.* Hint: "),
+        (CorpusProfile.from_texts, None, ProfileError, "must be several strings, not NoneType.* Hint: "),
+        # Regression: a path, and the keys of a mapping, were taken for passages.
+        (CorpusProfile.from_texts, "handbook.jsonl", ProfileError, "several strings, not str"),
+        (CorpusProfile.from_texts, {"id": "A passage."}, ProfileError, "several strings, not dict"),
         (CorpusProfile.load, "missing/..", ProfileError, "'missing/..' contains no profile.* Hint: "),
         (
             CorpusProfile.load,
@@ -328,6 +331,8 @@ def test_wrong_options_are_refused(fake, wrong):
     options = {"corpus": CorpusProfile.from_texts(LOGGER), **wrong}
     with pytest.raises(ConfigurationError):
         load_gate("constant:always", **options)
+    with pytest.raises(ConfigurationError, match=r"^prefer= needs a corpus"):
+        load_gate(prefer="llm")
 
 
 def test_an_adapter_may_change_the_options_of_a_gate_with_corpora(fake):

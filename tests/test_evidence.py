@@ -1,6 +1,7 @@
 """Evidence is computed once, shared, and fails one question at a time."""
 
 import math
+import re
 from typing import ClassVar
 
 import numpy as np
@@ -192,6 +193,14 @@ def test_what_may_ask_and_is_not_read_is_never_skipped_for(scripted, between, le
     assert decision.warnings[0].endswith(f" of {len(text):,} characters were read.")
 
 
+def test_of_a_long_text_in_an_earlier_message_all_characters_are_counted(scripted):
+    """Regression: "Only 1,136 of 31 characters were read", of which the 31 were the last message's."""
+    asked = Request("Summarise that in one sentence.", history=(f"user: {PROSE * 20}",))
+    (warning,) = load_gate(SureOfChats(), proxy=scripted).decide_batch([asked])[0].warnings
+    read, whole = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+\d", warning))
+    assert read < whole > len(PROSE * 20)
+
+
 class Sure(Gate):
     """Knows everything that a model reads."""
 
@@ -201,3 +210,9 @@ class Sure(Gate):
 
     def score(self, evidence):
         return Score(1.0, "sure")
+
+
+class SureOfChats(Sure):
+    """Reads the earlier turns, too."""
+
+    reads_history: ClassVar[bool] = True

@@ -119,6 +119,7 @@ INPUTS = [
     ChatPromptTemplate.from_messages([("system", "s"), ("human", "{q}")]).invoke({"q": "unknown"}),
     [("human", "unknown")],
     [{"role": "user", "content": "unknown"}],
+    {"role": "user", "content": "unknown"},
     HumanMessage("unknown"),
 ]
 
@@ -133,7 +134,8 @@ def test_inputs(gate, value):
     ("value", "why"),
     [
         ({"x": 1}, "no key"),
-        (3, "from int"),
+        (3, r"from int\. Hint: "),
+        (None, r"from NoneType\. Hint: "),  # Regression: "'NoneType' object is not iterable"
         ([("nobody", "x")], r"from list: .*'nobody'.* Hint: Pass a string"),  # on one line
         ([], "no human"),
         ([AIMessage("a")], "no human"),

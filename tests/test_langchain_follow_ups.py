@@ -45,6 +45,12 @@ FOLLOW_UPS = {
         "history": ["User: Who wrote Hamlet?", "Bot: Shakespeare."],
     },
     "a history of strings": {"input": "And when?", "history": ["Who wrote Hamlet?", "Shakespeare."]},
+    # Regression: the keys of a mapping were read as the user's turns.
+    "a history of one message": {"input": "And when?", "messages": DICTS, "history": {"messages": DICTS}},
+    "a history in a state": {
+        "input": {"role": "user", "content": "And when?"},
+        "history": {"messages": PAIRS},
+    },
     "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
 }
 IMAGE = HumanMessage([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}])
@@ -90,7 +96,8 @@ def test_unusual_histories_are_histories(value):
     [
         [("human", "Hi!"), ("narrator", "Hello!")],
         [("Hi!", "Hello!")],
-        # Regression: it was read as the user's turn, which continues in the question.
+        # Regression: these were read as the user's turn, which continues in the question.
+        {"last": "Hamlet"},
         "They spoke of Hamlet.\nIt is a play.",
     ],
 )

@@ -143,6 +143,20 @@ def test_an_option_that_is_misspelt_is_named_with_the_class_that_was_called(make
         make()
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: RetrievalGateSelector(direct=0, retrieve=1), "must be names of tools"),
+        (lambda: ClaimFusionRetriever(Shelf()), "a list"),
+        (lambda: ClaimFusionRetriever([]), "a list"),
+    ],
+)
+def test_what_cannot_be_chosen_or_searched_is_refused_at_once(make, said):
+    """Regression: bare TypeErrors, and a retriever that finds nothing."""
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+
+
 @both_ways
 def test_a_bundle_and_its_embedding_reach_the_engine(gate, call):
     shelf = Shelf()

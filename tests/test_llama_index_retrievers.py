@@ -111,6 +111,8 @@ def test_a_guarded_retriever_finds_a_note_for_what_is_known(gate, call):
     assert call(GatedRetriever(Shelf(), gate, known_message=None), "retrieve", KNOWN) == []
     fused = QueryFusionRetriever([guarded], llm=MockLLM(), num_queries=1, use_async=False)
     assert call(fused, "retrieve", KNOWN)[0].node.metadata["rgate"]["retrieve"] is False
+    both = QueryFusionRetriever([guarded, guarded], llm=MockLLM(), num_queries=1, use_async=False)
+    assert len(call(both, "retrieve", KNOWN)) == 1  # Regression: the note was there twice
     assert "answer it from what you know" in call(RetrieverTool.from_defaults(guarded), "call", KNOWN).content
 
 

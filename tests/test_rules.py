@@ -72,7 +72,19 @@ async def answers_later(question):
     return question == "hi"
 
 
-@pytest.mark.parametrize("rules", [[3], ["  "], [None], [["nested"]]])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [3],
+        ["  "],
+        [None],
+        [["nested"]],
+        [answers_later],
+        [partial(answers_later)],
+        [lambda: True],
+        [lambda question, meta: True],
+    ],
+)
 def test_what_is_no_rule_is_refused_at_once(rules):
     with pytest.raises(ConfigurationError, match="always="):
         load_gate("constant:always", always=rules)
@@ -82,8 +94,7 @@ def test_what_is_no_rule_is_refused_at_once(rules):
 @pytest.mark.parametrize(
     "rule",
     [
-        answers_later,
-        partial(answers_later),
+        lambda question: answers_later(question),
         lambda question: (word in question for word in ("a", "b")),
         lambda question: filter(question.startswith, ("a", "b")),
     ],

@@ -187,11 +187,9 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
 
 
 def _as_json(question: str, decision: Decision) -> dict[str, Any]:
-    """Return a decision as a JSON object; after a failure, only ``question``, ``retrieve`` and ``error``."""
-    if decision.error is not None:
-        return {"question": question, "retrieve": True, "error": decision.error.model_dump()}
+    """Return a decision as a JSON object, with the text of the draft."""
     draft = None if decision.draft is None else decision.draft.text
-    return {**decision.model_dump(mode="json", exclude={"draft", "error"}), "draft": draft}
+    return {**decision.model_dump(mode="json"), "question": question, "draft": draft}
 
 
 def _print_decision(question: str, decision: Decision) -> None:

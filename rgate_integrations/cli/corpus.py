@@ -147,6 +147,7 @@ def profile(
     say(f"{corpus_profile.name}: profile of {size}, in {out}", bold=True)
     # A name may be telling.
     words = list(dict.fromkeys([*corpus_profile.terms.telling, *sorted(corpus_profile.terms.names)]))
-    say(f"telling words  {', '.join(words[:_SHOWN_TERMS])}")
+    if words:
+        say(f"telling words  {', '.join(words[:_SHOWN_TERMS])}")
     if not corpus_profile.is_specific:
         say("The corpus has no single topic, so the gate skips what the LLM knows unless prefer='corpus'.")

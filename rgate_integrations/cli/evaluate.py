@@ -279,11 +279,16 @@ def monitor(
     gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
     """Compare logged decisions with those at calibration."""
+    from rgate_integrations.errors import ConfigurationError
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records
     from rgate_integrations.tuning.evaluation import is_judged, measure_drift
 
     saved = read_gate(gate)
+    if "scores" not in saved.provenance:
+        raise ConfigurationError(
+            f"The gate {gate!r} is not calibrated.", hint="Make one with rgate tune or rgate calibrate."
+        )
     calibration = Record(
         f"the calibration of {gate!r}",
         saved.provenance,

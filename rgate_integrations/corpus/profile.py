@@ -120,7 +120,7 @@ class CorpusProfile:
 
         Raises:
             ConfigurationError: The name is not text.
-            ProfileError: There are no passages, or one is not a string.
+            ProfileError: There are no passages, or one is not a string, or ``texts`` is one string or a mapping.
             ModelLoadError: The encoder is missing and may not be downloaded here, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from threading import TIMEOUT_MAX
@@ -59,7 +59,12 @@ def sample_texts(texts: Iterable[str], most: int) -> Sample:
 
 def _passages(texts: Iterable[str]) -> Iterator[str]:
     several = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")  # `iter` could read a database
-    for text in texts if several and not isinstance(texts, str) else [texts]:
+    if isinstance(texts, str | Mapping) or not several:
+        raise ProfileError(
+            f"The passages must be several strings, not {type(texts).__name__}.",
+            hint="Use from_texts([text]) or from_texts(texts.values()); for a file, rgate profile --corpus.",
+        )
+    for text in texts:
         if not isinstance(text, str):
             raise ProfileError(
                 f"A passage or description must be a string, not {type(text).__name__}.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -92,11 +92,13 @@ def load_gate(
         UnknownNameError: No gate has that name; the hint suggests similar names.
         ProfileError: A profile cannot be read.
         ConfigurationError: An argument is unknown or invalid, or the gate cannot be adjusted to an LLM.
-        ModelLoadError: A trained gate cannot be read or downloaded, or a measured ability cannot be read.
+        ModelLoadError: A trained gate or a measured ability cannot be read or downloaded.
         MissingDependencyError: ``name`` is a URL, and the extra ``openai`` is not installed.
     """
-    names = CorpusGate.own_parameters if corpus is not None else ()
-    corpus_parameters = {name: parameters.pop(name) for name in names if name in parameters}
+    own = [] if isinstance(name, Gate) and corpus is None else CorpusGate.own_parameters
+    corpus_parameters = {option: parameters.pop(option) for option in own if option in parameters}
+    if corpus_parameters and corpus is None:
+        raise _no_corpus(corpus_parameters)
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
@@ -112,6 +114,12 @@ def load_gate(
         gate = set_corpora(gate, corpus, **corpus_parameters)
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
+    )
+
+
+def _no_corpus(parameters: Iterable[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
     )
 
 
@@ -140,7 +148,7 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
             raise ConfigurationError(
                 f"A corpus must be a CorpusProfile or its folder, not {type(profile).__name__}.",
                 hint="Use CorpusProfile.from_retriever(retriever) or .from_texts(texts), or the folder that rgate "
-                "profile makes.",
+                "profile makes; adapters that have the passages take corpus=True.",
             )
         profiles.append(replace(profile, name=name) if name else profile)
     if not profiles:
@@ -213,9 +221,7 @@ def resolve_gate(
     parameters = {name: rules.pop(name) for name in CorpusGate.own_parameters if name in rules}
     if parameters and corpus is False:
         if not isinstance(decider, DecisionEngine) or not decider.corpora:
-            raise ConfigurationError(
-                f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
-            )
+            raise _no_corpus(parameters)
         decider = decider.with_options(**parameters)
     # A user's object accepts no corpus and no LLM name: we raise an error instead of ignoring them.
     if isinstance(decider, DecisionEngine):

@@ -81,11 +81,13 @@ def score_requests(
         _add_corpora(verdict, context)
     time_each = Cost(milliseconds=(time.perf_counter() - start) * 1e3 / len(requests))
     scores: list[Score | Exception] = []
-    for request, item in zip(requests, evidence, strict=True):
+    for resolved_request, item in zip(resolved, evidence, strict=True):
         piece = item.pieces[verdict]
         if isinstance(piece, Piece):
             score = replace(piece.value, cost=item.cost + time_each)
-            scores.append(_retrieve_if_unread(score, request, item) if reads_model else score)
+            if reads_model and isinstance(resolved_request, Request):
+                score = _retrieve_if_unread(score, resolved_request, item)
+            scores.append(score)
         else:
             scores.append(piece)
     return scores

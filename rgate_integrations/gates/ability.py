@@ -100,17 +100,15 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
         folders: Whether the name may be a folder. A name from a server may not: it could be another machine's path.
 
     Raises:
-        ConfigurationError: The name may be a folder and starts with ``./``, ``../`` or ``~``, but does not exist.
+        ConfigurationError: The name may be a folder and starts with ``./``, ``../`` or ``~``, but does not exist, or
+            has neither a measurement nor the name of a known LLM.
         ModelLoadError: The folder's measurement cannot be read.
     """
     if not name.strip():
         return _DEFAULT, ""
     is_path = folders and name.startswith(("./", "../", ".\\", "..\\", "~"))
     if is_path and not os.path.exists(find_folder(name)):  # a mistyped folder, not the name of an LLM
-        raise ConfigurationError(
-            f"The folder {name!r} does not exist.",
-            hint="Use the name of an LLM, or a folder made by `rgate ability`.",
-        )
+        raise _no_ability(f"The folder {name!r} does not exist.")
     measured = read_measured(name) if folders else None
     if measured is not None:
         return measured, ""
@@ -127,6 +125,8 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     if guesses:
         return replace(min(guesses, key=lambda guess: guess.theta), llm=name), ""
     guess, basis = _DEFAULT, f"as {REFERENCE_LLM}"
+    if is_path and model.size is None:  # the folder of a profile, for example
+        raise _no_ability(f"The folder {name!r} has no measured ability, and names no known LLM.")
     if model.size is not None:
         parameters = f"{model.size:g} billion parameters"
         guess = Ability(name, _guess_by_size(model.size), _FAMILY_SD, f"guessed from {parameters}")
@@ -135,6 +135,10 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
         f"Nothing is known about the LLM {name!r}, so it is judged {basis}. Pass the name of its model as llm_name=, "
         "or measure it in a minute: rgate ability."
     )
+
+
+def _no_ability(message: str) -> ConfigurationError:
+    return ConfigurationError(message, hint="Use the name of an LLM, or a folder made by `rgate ability`.")
 
 
 def least_capable(names: Iterable[str]) -> str:

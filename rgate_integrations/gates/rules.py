@@ -203,7 +203,29 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
                 f"A rule in {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
                 hint=f'For example, {name}=["Which clause ...?", re.compile("contract"), a_function].',
             )
+        if callable(rule):
+            _check_function(name, rule)
     return tuple(rules)
+
+
+def _check_function(name: str, rule: Callable[..., object]) -> None:
+    """Raise a `ConfigurationError` if a function is async, or cannot be called as a rule."""
+    function = getattr(rule, "__name__", type(rule).__name__)
+    if inspect.iscoroutinefunction(rule):
+        problem = "is async"
+    else:
+        try:
+            inspect.signature(rule).bind("", **_options(rule, {}))
+        except TypeError as error:
+            problem = f"cannot be called with a question: {error}"
+        except ValueError:  # some builtins have no signature
+            return
+        else:
+            return
+    raise ConfigurationError(
+        f"The function {function!r} in {name}= {problem}.",
+        hint="Pass a function of the question, or of question and metadata, with these names.",
+    )
 
 
 def _rule_score(name: str, reason: str) -> Score:
@@ -221,14 +243,18 @@ def _match_rule(rule: Rule, request: Request) -> str:
     if isinstance(rule, str):
         return ""
     name = getattr(rule, "__name__", type(rule).__name__)
-    options = {}
-    with suppress(ValueError):  # some builtins have no signature
-        if "metadata" in inspect.signature(rule).parameters:
-            options = {"metadata": request.metadata}
-    matches: object = rule(request.question, **options)
+    matches: object = rule(request.question, **_options(rule, request.metadata))
     if isinstance(matches, Awaitable | AsyncIterator | Iterator):  # true, whatever it would yield
         raise TypeError(f"{name} returned {type(matches).__name__}, not True or False")
     return f"{name} returned true." if matches else ""
+
+
+def _options(rule: Callable[..., object], metadata: Any) -> dict[str, Any]:
+    """Return the metadata as a keyword argument, if a function takes it."""
+    with suppress(ValueError):  # some builtins have no signature
+        if "metadata" in inspect.signature(rule).parameters:
+            return {"metadata": metadata}
+    return {}
 
 
 def to_directions(states: Float32Array) -> Float64Array:

@@ -97,7 +97,7 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
         InvalidQuestionError: The input has no question.
     """
     value = as_mapping(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not _is_message(value):
         return _parse_mapping(value, input_key)
     messages = _messages(value)
     for index in reversed(range(len(messages))):
@@ -129,7 +129,10 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
             f"The input has no key {expected}; its keys are: {', '.join(map(repr, value)) or 'none'}.",
             hint='Name the key of the question: RetrievalGate(input_key="...").',
         )
-    turn = parse_question(value[key])
+    try:
+        turn = parse_question(value[key])
+    except InvalidQuestionError as error:
+        raise InvalidQuestionError(f"In {key!r}: {error.message}", hint=error.hint) from error
     history: tuple[BaseMessage, ...] = ()
     earlier = next((value[name] for name in HISTORY_KEYS if value.get(name)), None)
     if isinstance(earlier, str):
@@ -164,6 +167,11 @@ def _turns_before(question: str, messages: Sequence[BaseMessage]) -> tuple[BaseM
     return turns
 
 
+def _is_message(value: Mapping[Any, Any]) -> bool:
+    """Whether a mapping is one message, such as ``{"role": "user", "content": "Hi"}``."""
+    return "role" in value and "content" in value
+
+
 def _is_blank(value: Any) -> bool:
     if isinstance(value, str):
         value = value.strip()
@@ -180,11 +188,15 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
         value = [value] if isinstance(value, HumanMessage) else value.text
     if isinstance(value, str):
         return [HumanMessage(encodable(value))]  # text may have been cut in the middle of an emoji
+    if isinstance(value, Mapping):
+        value = [value] if _is_message(value) else value.get("messages")
     try:
         return list(map(_as_typed_message, convert_to_messages(value)))
     except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
+        # About anything but a list of messages, the error tells how LangChain's code failed.
+        detail = f": {first_line(error)}" if isinstance(value, list | tuple) else "."
         raise InvalidQuestionError(
-            f"Cannot read a question from {type(value).__name__}: {first_line(error)}",
+            f"Cannot read a question from {type(value).__name__}{detail}",
             hint="Pass a string, a dict with the question, or messages.",
         ) from error
 

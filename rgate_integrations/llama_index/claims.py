@@ -17,6 +17,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.decision import valid_count, valid_flag
 from rgate_integrations.engine.own_gate import GateLike
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts, check_part
 from rgate_integrations.llama_index.retriever import FlowRetriever, node_hash
@@ -59,6 +60,11 @@ class ClaimFusionRetriever(FlowRetriever):
         max_queries: int = 6,
         filter_claims: bool = False,
     ) -> None:
+        if not isinstance(retrievers, Sequence) or not retrievers:
+            raise ConfigurationError(
+                "The retrievers must be a list with at least one.",
+                hint="For example, ClaimFusionRetriever([index.as_retriever()], draft_llm=llm).",
+            )
         self.retrievers = list(retrievers)
         for retriever in self.retrievers:
             check_part(retriever, "retrieve")

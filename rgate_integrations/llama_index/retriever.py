@@ -215,13 +215,18 @@ def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     listen(_NoteListener)  # here, since an unpickled retriever was not constructed in this process
     metadata = {"rgate": decision.model_dump(mode="json"), "rgate_note": _MARK}
     keys = list(metadata)
-    note = TextNode(
-        text=text,
-        metadata=metadata,
-        excluded_llm_metadata_keys=keys,
-        excluded_embed_metadata_keys=keys,
-    )
+    note = _Note(text=text, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys)
+    note.metadata = metadata
     return [NodeWithScore(node=note, score=NOTE_SCORE)]
+
+
+class _Note(TextNode):
+    """A note for a known question. Retrievers that fuse results see equal notes as one, whatever the decisions."""
+
+    @property
+    def hash(self) -> str:
+        """The hash of the text."""
+        return TextNode(text=self.text).hash
 
 
 class _NoteListener(NullSpanHandler):

@@ -58,10 +58,15 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         if options.get("corpus") is True:
             raise missing_passages("a selector")
         self.decider = QueryDecider(gate, adapter=type(self), **options)
-        self.direct = direct
         corpora = self.decider.gate.corpora
-        names = retrieve or corpora or "retrieve"
-        self.retrieve = (names,) if isinstance(names, str) else tuple(names)
+        names: Any = retrieve or corpora or "retrieve"
+        self.retrieve = tuple(names) if isinstance(names, list | tuple) else (names,)
+        self.direct = direct
+        if not all(isinstance(name, str) for name in (direct, *self.retrieve)):
+            raise ConfigurationError(
+                f"direct={direct!r} and retrieve={names!r} must be names of tools.",
+                hint="Give each tool a name: QueryEngineTool.from_defaults(engine, name=...).",
+            )
         if len(corpora) > 1 and not isinstance(names, str):
             check_corpora(corpora, self.retrieve)
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from urllib.parse import quote
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -402,7 +401,7 @@ def _make_headers(decision: Decision) -> dict[str, str]:
     if decision.p_covered is not None:
         values["p-covered"] = f"{decision.p_covered:.3f}"
     if decision.corpus is not None:
-        values["corpus"] = quote(decision.corpus, safe=" &'()+,/:@")  # a header is ASCII
+        values["corpus"] = decision.corpus
     if decision.error is not None:
         values["error"] = decision.error.type
     return {f"{OWN_HEADER}-{name}": one_line(value) for name, value in values.items()}

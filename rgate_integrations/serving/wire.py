@@ -8,9 +8,9 @@ between ``retrieve`` and ``direct``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
@@ -29,6 +29,7 @@ NO_LLM = "rgate"
 
 # Servers and proxies limit the size of headers, often to 8 KiB in total.
 _MAX_LINE = 300
+_KEPT = "".join(map(chr, range(32, 127))).replace("%", "")
 _IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
 
 LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
@@ -205,14 +206,14 @@ def problem(
 
 
 def one_line(text: str) -> str:
-    """Return a text for a header: one line of at most 300 characters, all printable ASCII.
+    """Return at most 300 characters of a text for a header: one line of printable ASCII.
 
     White space, also line breaks, becomes single spaces. Typographic quotes, dashes and ellipses become ASCII; any
-    other non-ASCII or control character becomes ``?``.
+    other non-ASCII or control character, and ``%``, is percent-encoded.
     """
     # A line break would let a client forge the next header.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
-    return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
+    return quote(line, safe=_KEPT, errors="replace")
 
 
 def route_label(decision: Decision) -> Literal["retrieve", "direct"]:
