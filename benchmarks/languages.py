@@ -138,9 +138,12 @@ def main() -> None:
     columns = ["passages needed: retrieved", "n", "not needed: skipped", "n"]
     table = []
     for part, title in ((FRAMES, LEARNED), (GROUPS, UNLEARNED)):
-        for language, language_rows in singles[singles.part == part].groupby("language"):
+        of_part = singles[singles.part == part]
+        for language, language_rows in of_part.groupby("language"):
             table.append([NAMES[str(language)], title, *format_shares(language_rows)])
-        table.append(["all of these", title, *format_shares(singles[singles.part == part])])
+        unusual = of_part.language.str.endswith("-latn") | (of_part.language == "mixed")
+        table.append(["neither romanised nor mixed", title, *format_shares(of_part[~unusual])])
+        table.append(["romanised or mixed", title, *format_shares(of_part[unusual])])
     print_table(["language", "its other templates were", *columns], table)
     if arguments.facts:
         print_facts(arguments.facts)
