@@ -26,7 +26,7 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError, Invalid
 from rgate_integrations.runtime import replies
 from rgate_integrations.runtime.records import check_logprob
 from rgate_integrations.runtime.segments import label_turns
-from rgate_integrations.runtime.text import encodable
+from rgate_integrations.runtime.text import encodable, tidy
 
 _T = TypeVar("_T")
 
@@ -332,9 +332,9 @@ class Request:
             longest limit applies to all questions.
 
     Raises:
-        InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
-        EvidenceError: The draft, history, metadata or popularity has the wrong type, the popularity is NaN or below
-            0, or the history has NUL bytes.
+        InvalidQuestionError: The question is empty, or not a string.
+        EvidenceError: The draft, history, metadata or popularity has the wrong type, or the popularity is NaN or
+            below 0.
         ConfigurationError: The threshold is not a finite number of at least 0, or the timeout is not above 0.
     """
 
@@ -389,24 +389,23 @@ def _valid_question(question: object) -> str:
             f"A question must be a string, not {type(question).__name__}.",
             hint="Pass the text of the question.",
         )
-    if not question.strip():
+    text = tidy(question)
+    if not text:
         raise InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
-    if "\0" in question:
-        raise InvalidQuestionError("The question contains NUL bytes.", hint="Remove these bytes.")
-    return encodable(question.strip())
+    return text
 
 
 def _valid_history(history: object) -> tuple[str, ...]:
     turns: Any = () if history is None else history
     is_list = isinstance(turns, Sequence) and not isinstance(turns, str | bytes)
-    bad = [turn for turn in turns if not isinstance(turn, str) or "\0" in turn] if is_list else []
+    bad = [turn for turn in turns if not isinstance(turn, str)] if is_list else []
     if not is_list or bad:
-        problem = f"one item is {reprlib.repr(bad[0])}" if bad else f"it is of type {type(turns).__name__}"
+        problem = "one item" if bad else "it"
         raise EvidenceError(
-            f"history must be a list of strings without NUL bytes, but {problem}.",
+            f"history must be a list of strings, but {problem} is of type {type((bad or [turns])[0]).__name__}.",
             hint='For example, history=["user: Who wrote Hamlet?", "assistant: Shakespeare."].',
         )
-    return tuple(f"{role}: {text}" for role, text in label_turns([encodable(turn.strip()) for turn in turns]))
+    return tuple(f"{role}: {text}" for role, text in label_turns([tidy(turn) for turn in turns]))
 
 
 class Override(Frozen):

@@ -28,7 +28,7 @@ class RGateError(Exception):
 
 
 class InvalidQuestionError(RGateError, ValueError):
-    """A question is missing, empty or only white space, not a string, or contains NUL bytes."""
+    """A question is missing, empty or only white space, or not a string."""
 
 
 class UnknownNameError(RGateError, LookupError):

@@ -96,6 +96,13 @@ class Words:
         return 0.9 if "known" in request.question and "unknown" not in request.question else 0.1
 
 
+class Unsure(Words):
+    """Is unsure about every question, so that each answer starts; one that contains "42" is known."""
+
+    def p_known(self, request):
+        return 0.5 if request.draft is None else 0.9 * ("42" in request.draft.text)
+
+
 class Blocking(Words):
     """The same, as soon as it may."""
 

@@ -28,6 +28,8 @@ class ScriptedUpstream:
     Attributes:
         requests: The body of each request.
         breaks_off: After how many deltas a stream ends without an end, as when a server dies; None never.
+        fails: Whether the stream ends with an event that says that the server failed.
+        pings: How many comments come before each event, whose bytes then come one by one.
     """
 
     own = OWN
@@ -37,6 +39,8 @@ class ScriptedUpstream:
         self.status = status
         self.endless = endless
         self.breaks_off = None
+        self.fails = False
+        self.pings = 0
         self.requests = []
         self.headers = []
         self.finished = 0
@@ -66,8 +70,15 @@ class ScriptedUpstream:
     async def stream(self, deltas):
         try:
             for delta in deltas[: self.breaks_off]:
-                yield event(delta=delta, finish_reason=None)
+                for _ in range(self.pings):
+                    yield b": PROCESSING\n\n"
+                written = event(delta=delta, finish_reason=None)
+                for part in map(chr, written) if self.pings else [written]:
+                    yield part
                 await asyncio.sleep(0)
+            if self.fails:
+                yield b'data: {"error": {"message": "overloaded", "code": 503}}\n\ndata: [DONE]\n\n'
+                return
             if self.breaks_off is None:
                 yield event(delta={}, finish_reason="stop")
                 yield b"data: [DONE]\r\n\r\n"

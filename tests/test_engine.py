@@ -24,6 +24,7 @@ from rgate_integrations import (
     load_gate,
 )
 from rgate_integrations.decision import valid_count
+from rgate_integrations.engine.decider import read_item
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.gates import Score
@@ -117,7 +118,7 @@ def test_a_reason_says_so_if_the_threshold_of_the_call_turns_the_decision(thresh
         ("metadata", "a text", EvidenceError, "must be a mapping"),
         *(
             ("history", value, EvidenceError, "list of strings")
-            for value in ("user: Who?", [3], [None], [("user", "Who?")], 5, ["user: a\0b"])
+            for value in ("user: Who?", [3], [None], [("user", "Who?")], 5)
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -171,9 +172,7 @@ def test_a_batch_may_mix_strings_requests_and_what_is_neither(scripted):
         gate.with_options(on_error="raise").decide_batch(items)
 
 
-@pytest.mark.parametrize(
-    "question", [None, 5, b"who?", "", " \n\t", "who\0", ["who?"], Unprintable()], ids=type
-)
+@pytest.mark.parametrize("question", [None, 5, b"who?", "", " \n\t", "\0", ["who?"], Unprintable()], ids=type)
 def test_an_invalid_question_is_refused_and_the_others_are_decided(scripted, call, question):
     gate = load_gate("prompt", proxy=scripted)
     with pytest.raises(InvalidQuestionError) as caught:
@@ -181,6 +180,19 @@ def test_an_invalid_question_is_refused_and_the_others_are_decided(scripted, cal
     assert caught.value.hint
     bad, good = gate.decide_batch([question, HAMLET])
     assert (bad.retrieve, bad.error.type, good.error) == (True, "InvalidQuestionError", None)
+
+
+def test_nul_bytes_of_pasted_data_are_white_space():
+    """Regression: one of them in an earlier turn made an empty question of the last one, so nothing was searched."""
+    request = Request("Which\0contract?\0", history=["user: a\0b", "assistant: ok"])
+    assert (request.question, request.history) == ("Which contract?", ("user: a b", "assistant: ok"))
+
+
+def test_of_a_request_that_cannot_be_judged_the_question_is_known():
+    """Regression: with a wrong popularity, for example, a plan had nothing to search for."""
+    failed = read_item(HAMLET, popularity=-1)
+    assert (failed.question, read_item(Request(HAMLET), popularity=-1).question) == (HAMLET, HAMLET)
+    assert isinstance(failed.error, EvidenceError)
 
 
 def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripted, monkeypatch, call):

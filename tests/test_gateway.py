@@ -1,13 +1,15 @@
 """The gateway: it retrieves for what the gate says, and all else comes through as the upstream wrote it."""
 
+import asyncio
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -16,7 +18,7 @@ from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 from rgate_integrations.tuning.questions import read_questions
-from tests.http_servers import Blocking, Broken, Words, listening, serving_gateway
+from tests.http_servers import Blocking, Broken, Unsure, Words, listening, serving_gateway
 from tests.patience import PATIENCE
 from tests.scripted_upstream import ANSWER, CALL, ScriptedUpstream, Shelf
 
@@ -77,13 +79,6 @@ def gateway_headers(response):
     """Return the gateway's own headers."""
     own = "x-rgate-"
     return {name.removeprefix(own): value for name, value in response.headers.items() if name.startswith(own)}
-
-
-class Unsure(Words):
-    """Is unsure about every question, so that each answer starts; one that contains "42" is known."""
-
-    def p_known(self, request):
-        return 0.5 if request.draft is None else 0.9 * ("42" in request.draft.text)
 
 
 # --- question -----------------------------------------------------------------------------------------------------
@@ -180,6 +175,50 @@ def test_a_begun_answer_that_is_not_known_ends_at_the_upstream_and_is_asked_agai
             assert upstream.cancelled.wait(PATIENCE)
         assert len(upstream.requests) == 2
         assert "Shakespeare" in between.sent
+
+
+def test_events_in_pieces_and_comments_between_them_are_no_thoughts():
+    """Regression: each piece counted as a silent chunk, so the LLM seemed to think, and only the question counted."""
+    upstream = ScriptedUpstream()
+    upstream.pings = 40
+    with gateway(Unsure(), upstream, answer_first=AnswerFirst(tokens=4)) as between:
+        response = between.ask(HAMLET, stream=True)
+    assert (gateway_headers(response)["p-known"], len(upstream.requests)) == ("0.900", 1)
+
+
+def test_an_error_in_the_stream_is_a_failure_of_the_direct_arm():
+    """Regression: what came before it was taken for a whole answer."""
+    upstream = ScriptedUpstream()
+    upstream.fails = True
+    with gateway(Unsure(), upstream, answer_first=AnswerFirst(tokens=40)) as between:
+        headers = gateway_headers(between.ask(HAMLET, stream=True))
+        assert "Shakespeare" in between.sent
+    assert (headers["decision"], headers["error"]) == ("retrieve", "ServerError")
+
+
+async def test_a_request_that_is_cancelled_while_it_connects_leaves_no_connection():
+    """Regression: the connection stayed open, and nobody used it again."""
+
+    async def wait(*_):
+        await asyncio.sleep(3600)
+
+    async with await asyncio.start_server(wait, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        upstream = Upstream(f"http://127.0.0.1:{port}/v1")
+        asked = Request(
+            {"type": "http", "method": "GET", "raw_path": b"/", "query_string": b"", "headers": []}
+        )
+        for steps in range(60):
+            sending = asyncio.ensure_future(upstream.send(asked, b""))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            sending.cancel()
+            with suppress(asyncio.CancelledError):
+                await sending
+        while upstream._ending:
+            await asyncio.sleep(0)
+        assert upstream._client._transport._pool.connections == []
+        await upstream.close()
 
 
 def test_a_client_that_leaves_ends_the_upstreams_answer():

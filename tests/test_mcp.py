@@ -8,6 +8,7 @@ import sys
 import httpx
 import pytest
 
+from rgate_integrations import load_gate
 from tests.http_servers import Broken, Words, listening
 from tests.patience import PATIENCE
 
@@ -33,6 +34,16 @@ async def test_the_tools_advise_and_say_what_to_search_for():
         assert (await call(client, "search_queries", question="known"))["result"] == []
     async with mcp.Client(agents.make_mcp_server(Broken())) as client:
         assert (await call(client, "should_retrieve", question="known"))["retrieve"]
+
+
+@pytest.mark.model
+async def test_a_draft_is_judged_with_the_question():
+    """Regression: it was not read, so after "I do not know" nothing was searched for."""
+    question = "Who wrote Hamlet?"
+    async with mcp.Client(agents.make_mcp_server(load_gate())) as client:
+        assert (await call(client, "search_queries", question=question))["result"] == []
+        found = await call(client, "search_queries", question=question, draft="I do not know.")
+        assert found["result"] == [question]
 
 
 @pytest.mark.parametrize("http", [True, False])

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from rgate_integrations import Cost, Decision, Draft, Override, Request, load_gate
 from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ServerError, UnknownNameError
+from rgate_integrations.gates import remote
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.serving.app import make_app
@@ -114,6 +115,16 @@ def test_a_server_that_hangs_is_not_sent_questions_until_it_is_ready(limit):
         assert all(gate.decide("known").error for _ in range(4))
     assert paths[0] == "/v1/decide"
     assert set(paths[1:]) == {"/ready"}
+
+
+def test_a_server_that_hangs_is_not_asked_for_each_batch_whether_it_is_ready(monkeypatch):
+    """Regression: each batch waited for that answer, one after the other."""
+    times = iter([0.0, 1.0, 1.5, 2.0, 3.0, 3.5])  # before and after an answer, at a look, and the same again
+    monkeypatch.setattr(remote, "monotonic", times.__next__)
+    with answering(200, b"", seconds=3600) as (url, paths):
+        gate = load_gate(url, request_seconds=0.2)
+        assert all(gate.decide("known").error for _ in range(5))
+    assert paths == ["/v1/decide", "/ready", "/ready"]
 
 
 def test_a_server_that_is_up_again_is_asked_again(words):

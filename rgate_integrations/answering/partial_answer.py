@@ -184,6 +184,11 @@ class BufferedAnswer(ABC):
         self.has_other_content = False
         self.error: Exception | None = None
 
+    @property
+    def silent_chunks(self) -> int:
+        """Number of chunks without text; every chunk with text has added a piece."""
+        return len(self.chunks) - len(self.partial.pieces)
+
     @abstractmethod
     def read(self, chunk: Any) -> bool:
         """Add the text of a chunk to `partial`; return False if the answer can no longer be judged."""
@@ -198,8 +203,7 @@ class BufferedAnswer(ABC):
     def buffer(self, tokens: int) -> Flow[None]:
         """Hold the answer back until it has ``tokens`` tokens, ends, fails, shows thoughts, or cannot be judged."""
         while not self.ended and self.can_be_judged and self.error is None:
-            # Every chunk with text has added a piece, so the difference is the number of silent chunks.
-            if len(self.chunks) - len(self.partial.pieces) >= MAX_SILENT_CHUNKS:
+            if self.silent_chunks >= MAX_SILENT_CHUNKS:
                 if self.has_other_content:
                     self.can_be_judged = False
                     return

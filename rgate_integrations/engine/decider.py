@@ -126,9 +126,8 @@ class Decider(ABC):
                 `Request`.
 
         Raises:
-            InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
-            EvidenceError: The draft, history, metadata or popularity has the wrong type, or the history has NUL
-                bytes.
+            InvalidQuestionError: The question is empty, or not a string.
+            EvidenceError: The draft, history, metadata or popularity has the wrong type.
             ConfigurationError: The threshold is not a finite number of at least 0, or the timeout is not above 0.
             Exception: The gate failed, and ``on_error`` is ``"raise"``.
         """
@@ -284,8 +283,10 @@ def read_item(question: str | Request | Failed, **fields: Unpack[RequestFields])
     """Return a question as a request, or as `Failed` if it is invalid, so that it does not fail its batch."""
     try:
         return question if isinstance(question, Failed) else Request.coerce(question, **fields)
-    except RGateError as error:
+    except InvalidQuestionError as error:
         return Failed(error)
+    except RGateError as error:  # the question can still be searched for
+        return Failed(error, question.question if isinstance(question, Request) else str(question))
 
 
 @dataclass(frozen=True)

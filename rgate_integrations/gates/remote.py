@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, ClassVar
 
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
@@ -168,6 +169,7 @@ class DecisionClient:
         url, self._credentials = read_credentials(url, token or os.environ.get(TOKEN))
         self.url = url.removesuffix("/v1")
         self._is_broken = False
+        self._next_probe = 0.0
 
     def decide(
         self, items: Sequence[Mapping[str, Any]], llm: str, llm_name_source: str, seconds: float
@@ -185,7 +187,7 @@ class DecisionClient:
                 request, or is not a decision server.
             ConfigurationError: The HTTP proxy in the environment is invalid.
         """
-        if self._is_broken and self._send("GET", "/ready", seconds=_READY_TIMEOUT).status != 200:
+        if self._is_broken and not self._is_ready():
             raise ServerError(
                 f"The decision server at {self.url} is not ready.",
                 hint="Wait until it is ready, or check its log.",
@@ -216,6 +218,17 @@ class DecisionClient:
                 hint="Check that rgate serve runs at this URL, and that it is the same version as this client.",
             )
         return decisions
+
+    def _is_ready(self) -> bool:
+        """Ask a server that failed whether it is ready again; False if it was asked a moment ago."""
+        start = monotonic()
+        if start < self._next_probe:
+            return False
+        try:
+            return self._send("GET", "/ready", seconds=_READY_TIMEOUT).status == 200
+        finally:
+            # As long again as this took; otherwise each batch in turn would wait for the same silent server.
+            self._next_probe = 2 * monotonic() - start
 
     def _send(self, method: str, path: str, *, seconds: float, body: Any = None) -> Answer:
         import httpx

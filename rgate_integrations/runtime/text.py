@@ -57,6 +57,11 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", errors="replace").decode()
 
 
+def tidy(text: str) -> str:
+    """Return a text without white space around it, and with NUL bytes, as in pasted data, as spaces; `encodable`."""
+    return encodable(text.replace("\0", " ").strip())
+
+
 def redact(message: object, *private: object) -> str:
     r"""Make a message safe for a log: one line of at most 300 characters, without telling words of private texts.
 

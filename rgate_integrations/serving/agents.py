@@ -76,7 +76,8 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
     @server.tool()
     async def search_queries(question: str, draft: str = "") -> list[str]:
         """Return what to search for, given a question and perhaps a partial answer; empty if no search is needed."""
-        decisions = await arun(decider.flow([read_item(question, draft=draft or None)]))
+        gate = (decider.answer_gate() or decider) if draft else decider
+        decisions = await arun(gate.flow([read_item(question, draft=draft or None)]))
         (plan,) = await arun(plan_queries_flow(decisions))
         return plan.texts
 

@@ -171,7 +171,7 @@ class Guard:
         self, app: ASGIApp, *, token: str, allow_origins: Collection[str], receive_timeout: float
     ) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode() if token else b""
+        self._expected = f"bearer {token}".encode() if token else b""
         self._allow_origins = allow_origins
         self._receive_timeout = receive_timeout
 
@@ -208,7 +208,8 @@ class Guard:
         # The root path is the prefix of a mounted application.
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         is_open = request.method in ("GET", "HEAD") and path in _OPEN
-        authorization = request.headers.get("authorization", "").encode("latin-1")
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        authorization = f"{scheme.lower()} {credentials}".encode("latin-1")
         # In constant time, which does not reveal how much of a guessed token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
             return problem(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import aclosing, suppress
@@ -15,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, ChunkStream
-from rgate_integrations.errors import EvidenceError
+from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.models.bounded_http import make_client, read_credentials
 from rgate_integrations.models.remote import read_completion
 from rgate_integrations.runtime.files import parse_json
@@ -96,6 +97,7 @@ class Upstream:
         if self._own_headers or not keeps_key:
             self._dropped.add("authorization")
         self._client = make_client(base, {}, timeout=_WAIT, keepalive=_KEEPALIVE_SECONDS)
+        self._ending: set[asyncio.Future[None]] = set()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -122,12 +124,34 @@ class Upstream:
         built = self._client.build_request(
             request.method, self._url_for(request), headers=headers, content=body
         )
-        response = await self._client.send(built, stream=True)
+        response = await self._send(built)
         # A response with such a status could not be forwarded.
         if not 200 <= response.status_code < 600:
             await response.aclose()
             raise httpx.RemoteProtocolError(f"Invalid status {response.status_code}.")
         return response
+
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; if it is cancelled, end it once the connection stands.
+
+        httpcore loses connections whose request is cancelled between connecting and sending: they stay open.
+        """
+        connected = asyncio.Event()
+
+        async def notice(event: str, _: Any) -> None:
+            if event.endswith("send_request_headers.started"):
+                connected.set()
+
+        request.extensions["trace"] = notice
+        sending = asyncio.ensure_future(self._client.send(request, stream=True))
+        sending.add_done_callback(lambda _: connected.set())
+        try:
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            ending = asyncio.ensure_future(_end(sending, connected))
+            self._ending.add(ending)  # asyncio itself keeps no reference
+            ending.add_done_callback(self._ending.discard)
+            raise
 
     async def complete(self, request: Request, body: bytes) -> str:
         """Send the gateway's own chat request, with path and headers of ``request``, and return the answer.
@@ -210,6 +234,12 @@ class UpstreamAnswer(BufferedAnswer):
         self._send = partial(upstream.send, request, body, plain=True)
         self._line = b""
         self._held = 0
+        self._events = 0
+
+    @property
+    def silent_chunks(self) -> int:
+        """Number of events without text. A server may split an event, or send comments between them."""
+        return self._events - len(self.partial.pieces)
 
     async def _open(self) -> AsyncIterator[bytes]:
         self.response = await self._send()
@@ -240,6 +270,12 @@ class UpstreamAnswer(BufferedAnswer):
             return True
         with suppress(AttributeError, LookupError, TypeError, ValueError):  # another kind of event
             event = parse_json(data)
+            self._events += 1
+            if event.get("error"):
+                self.error = ServerError(
+                    "The upstream server reported an error in its stream.",
+                    hint="Check its log and its limits.",
+                )
             choice = event["choices"][0]
             if choice.get("finish_reason"):
                 self.partial.has_end = True
@@ -254,6 +290,15 @@ class UpstreamAnswer(BufferedAnswer):
             # Log-probabilities are present only if the client requested them; then every token has one.
             self.partial.add_logprobs(read_choice_logprobs(choice))
         return True
+
+
+async def _end(sending: asyncio.Future[httpx.Response], connected: asyncio.Event) -> None:
+    """Cancel a request that nobody waits for, once it may be, and close its response if there is one already."""
+    await connected.wait()
+    sending.cancel()
+    with suppress(asyncio.CancelledError, httpx.HTTPError):
+        response = await sending
+        await response.aclose()
 
 
 def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
