@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rgate_integrations import Request, load_gate
+from rgate_integrations import CorpusProfile, Request, load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import (
     ConfigurationError,
@@ -253,6 +253,23 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
     )
     assert [decision.retrieve for decision in decisions] == [index % 4 == 0 for index in range(60)]
     assert "Threshold 0.000: retrieves for 25.0%." in (found.folder / "report.html").read_text()
+
+
+@pytest.mark.model
+def test_a_corpus_changes_the_report_but_neither_the_guarantee_nor_the_gate(tmp_path, prior):
+    """Regression: what a corpus covered counted as retrieved, but the saved gate has no corpora, and skipped it."""
+    asked = questions()
+    for row in asked[::4]:
+        row["question"] = row["question"].replace("number", "the weight of the Acme X200 number")
+    corpus = CorpusProfile.from_description("Handbook of the Acme X200.")
+    plain, covered = (
+        tuned(tmp_path / str(number), prior, asked, options={"policy": Budget(0.7), "corpus": given})
+        for number, given in enumerate((None, corpus))
+    )
+    assert covered.question.choice == plain.question.choice
+    assert covered.question.retrieves.tolist() == plain.question.retrieves.tolist()
+    pages = [(found.folder / "report.html").read_text() for found in (plain, covered)]
+    assert ['"p_covered": 0.9' in page for page in pages] == [False, True]
 
 
 @pytest.mark.parametrize(
