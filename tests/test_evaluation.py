@@ -24,6 +24,7 @@ from rgate_integrations.tuning.evaluation import (
     retrieval_curve,
 )
 from rgate_integrations.tuning.questions import Example, Question, all_examples
+from tests.commands import printed
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write
 
@@ -310,6 +311,20 @@ def test_what_is_not_decided_by_the_threshold_counts_as_retrieved_and_does_not_c
     for start, retrieve in ((0, False), (4, True)):
         assert {d.retrieve for d in real[start::8]} == {retrieve}
         assert set(judge(gate, all_examples(files)).p[start::8]) == {float(not retrieve)}
+
+
+def test_a_question_in_other_punctuation_or_another_data_set_is_not_calibrated_on_twice(tmp_path):
+    """Regression: it was in both halves, and counted repeatedly: 50 questions had the guarantee of 200."""
+    asked = numbered(50)
+    again = [{**row, "question": row["question"].replace("?", ends)} for row in asked for ends in ("", " ?")]
+    files = [write(tmp_path / "a.jsonl", *asked), write(tmp_path / "b.jsonl", *again)]
+    gate = load_gate("ik", proxy=ScriptedProxy())
+    once, repeated = (calibrate(gate, read_paired(given), Budget(0.5)) for given in (files[0], files))
+    assert once.choice == repeated.choice
+    assert [found.provenance["repeated"] for found in (once, repeated)] == [0, 100]
+    data = [option for file in files for option in ("--data", file)]
+    output = printed("calibrate", *data, "--gate", "constant:always", "--out", tmp_path / "gate")
+    assert "100 repeated questions were left out" in output
 
 
 def with_a_corpus():

@@ -255,6 +255,22 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
     assert "Threshold 0.000: retrieves for 25.0%." in (found.folder / "report.html").read_text()
 
 
+def test_a_question_in_other_punctuation_is_not_tuned_on_twice(tmp_path, prior):
+    """Regression: it was asked and counted again, and was in several folds: 40 questions had a guarantee."""
+    direct, asked = Direct(), questions()
+    more = [
+        {**row, "question": f"What  is the {row['question'][8:]}{ends}"} for row in asked for ends in "?!"
+    ]
+    plain = tuned(tmp_path / "plain", prior, asked)
+    repeated = tuned(tmp_path / "repeated", prior, [*asked, *more], direct=direct)
+    assert (repeated.question.choice, sorted(direct.asked)) == (
+        plain.question.choice,
+        sorted(row["question"] for row in asked),
+    )
+    again = tuned(tmp_path / "plain", prior, more, update=True)
+    assert len(again.labels.known) == N
+
+
 @pytest.mark.model
 def test_a_corpus_changes_the_report_but_neither_the_guarantee_nor_the_gate(tmp_path, prior):
     """Regression: what a corpus covered counted as retrieved, but the saved gate has no corpora, and skipped it."""

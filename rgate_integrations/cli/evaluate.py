@@ -245,6 +245,8 @@ def calibrate(
         f"threshold {calibration.choice.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
         f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
     )
+    if facts["repeated"]:
+        say(f"{facts['repeated']} repeated questions were left out.")
     say_saved(out)
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from rgate_integrations.gates.registry import asks_server
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.evaluation import SCORE_DIGITS, expected_calibration_error, is_judged, judge
-from rgate_integrations.tuning.questions import DataFile, DraftKind, all_examples
+from rgate_integrations.tuning.questions import DataFile, DraftKind, all_examples, without_repetitions
 
 ALWAYS = 1.01
 """A threshold above every probability: always retrieve."""
@@ -292,7 +293,8 @@ class Calibration:
     Attributes:
         gate: The gate, with its threshold.
         choice: The choice of the policy, with its guarantee.
-        provenance: Policy, number of questions, seed, data, calibration error and date, as JSON values.
+        provenance: Policy, number of questions, and of repeated ones that were left out, seed, data, calibration
+            error and date, as JSON values.
     """
 
     gate: DecisionEngine
@@ -313,7 +315,8 @@ def calibrate(
 
     Args:
         gate: The gate.
-        files: Paired data, from the same traffic that the gate will see.
+        files: Paired data, from the same traffic that the gate will see. Of a question that they repeat, the first
+            line counts.
         policy: Chooses the threshold.
         draft: The drafts that the gate reads, see `rgate_integrations.tuning.evaluation.judge`.
         seed: Seed of the split.
@@ -326,7 +329,8 @@ def calibrate(
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     _check_savable(gate)
-    examples = all_examples(files)
+    labelled = all_examples(files)
+    examples = without_repetitions(labelled, attrgetter("question"))
     fit, choose = _split(len(examples), seed)
     judged = judge(gate, examples, draft=draft, progress=progress)
     p_known = np.array([decision.p_known for decision in judged.decisions])
@@ -344,6 +348,7 @@ def calibrate(
         "ece_before": round(expected_calibration_error(p_known[choose][kept], held_out.closed_book[kept]), 4),
         "ece": round(expected_calibration_error(probabilities[kept], held_out.closed_book[kept]), 4),
         "draft": draft,
+        "repeated": len(labelled) - len(examples),
         "data": list(map(DataFile.as_provenance, files)),
     }
     # Asking for a fingerprint would load a proxy that no decision needed.

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -31,7 +32,7 @@ from rgate_integrations.tuning.collection import (
     answers_file,
     no_progress,
 )
-from rgate_integrations.tuning.questions import Question, Questions, read_questions
+from rgate_integrations.tuning.questions import Question, Questions, read_questions, without_repetitions
 
 JUDGE = PromptTemplate(
     name="answer-judge",
@@ -134,7 +135,7 @@ def label(
         ServerError: The judge could not be reached, or too many calls failed.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
-    complete = answers.complete()
+    complete = without_repetitions(answers.complete(), attrgetter("question"))
     with_gold = [answered for answered in complete if answered.question.gold]
     if valid_choice(kind, "labels", get_args(LabelKind)) == "auto" and judge is not None:
         kind = "judge"

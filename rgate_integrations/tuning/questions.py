@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from rgate_integrations.runtime.files import as_paths, expand
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
+_T = TypeVar("_T")
 _HINT = 'Write each question as {"question": "…"}, with "gold_answers": ["…"] where required.'
 
 LABEL = "closed_book_correct"
@@ -54,6 +55,11 @@ class Question:
         """Hash of the text, ignoring case; repetitions have the same key."""
         # `replace`, because lone surrogates cannot be encoded.
         return hashlib.sha256(self.text.casefold().encode(errors="replace")).hexdigest()[:16]
+
+    @property
+    def normalised(self) -> str:
+        """The text after `normalise`, or the text itself if that is empty, as for one that consists of symbols."""
+        return normalise(self.text) or self.text
 
     @classmethod
     def from_record(cls, record: Record, dataset: str = "") -> Question:
@@ -199,6 +205,17 @@ def all_examples(files: Sequence[DataFile]) -> list[Example]:
     return list(chain.from_iterable(file.examples for file in files))
 
 
+def without_repetitions(items: Iterable[_T], question: Callable[[_T], Question]) -> list[_T]:
+    """Return the items without those whose question is, after `normalise`, that of an earlier item.
+
+    A guarantee requires it: a question must not be in both halves of the data, or in two folds, nor count twice.
+    """
+    first: dict[str, _T] = {}
+    for item in items:
+        first.setdefault(question(item).normalised, item)
+    return list(first.values())
+
+
 def read_examples(
     paths: str | Path | Sequence[str | Path],
     label: str = LABEL,
@@ -228,10 +245,8 @@ def read_examples(
         needed = '"gold_answers" and "closed_book_text"' if label == "match_ratio" else f'"{label}"'
         for record, question in _read_file(path, f'Each line needs "question" and {needed}.'):
             target = _read_target(record, question, label) if targets is None else targets[question.text]
-            # A question that consists of symbols normalises to an empty text.
-            key = normalise(question.text) or question.text
-            if key not in seen:
-                seen.add(key)
+            if question.normalised not in seen:
+                seen.add(question.normalised)
                 examples.append(Example(question, target))
         files.append(DataFile.from_examples(path, examples))
     return files

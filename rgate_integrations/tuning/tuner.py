@@ -38,7 +38,7 @@ from rgate_integrations.tuning.fitting import (
     make_readings,
 )
 from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, label
-from rgate_integrations.tuning.questions import Question, Questions, read_questions
+from rgate_integrations.tuning.questions import Question, Questions, read_questions, without_repetitions
 from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
@@ -148,7 +148,8 @@ def tune(
     Each answer is saved immediately, so an interrupted run resumes without repeating answered calls.
 
     Args:
-        questions: The log; see `rgate_integrations.tuning.questions.read_questions`.
+        questions: The log; see `rgate_integrations.tuning.questions.read_questions`. Questions that differ only in
+            case, punctuation and articles are asked once.
         direct: Answers without retrieval: a LangChain runnable or LlamaIndex engine that takes the question, a
             `rgate_integrations.models.base.LanguageModel`, or a function of the question.
         retrieve: Answers with retrieval; the same types.
@@ -182,7 +183,7 @@ def tune(
     policy = _check_replaceable(folder, update, questions)
     arms: dict[ArmName, Arm] = {"direct": as_arm(direct, "direct"), "retrieve": as_arm(retrieve, "retrieve")}
     arms |= sampling_arms(arms["direct"], options.num_samples)
-    to_ask = read_questions(questions)
+    to_ask = without_repetitions(read_questions(questions), lambda question: question)
     order = np.random.default_rng(options.seed).permutation(len(to_ask))  # a random sample in the log's order
     to_ask = [to_ask[index] for index in np.sort(order[: options.max_questions])]
     with locked(answers_file(folder)):  # not the folder, which is replaced as a whole at the end
@@ -203,7 +204,7 @@ def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
     needs_gold = options.labels in ("gold", "judge") or (
         options.labels == "auto" and options.judge is not None
     )
-    usable = {question.text for question in questions if question.gold or not needs_gold}
+    usable = {question.normalised for question in questions if question.gold or not needs_gold}
     if len(usable) < LEAST:
         raise DataFormatError(
             f"Only {len(usable)} questions{' have gold answers' if needs_gold else ''}; at least {LEAST} are needed.",
