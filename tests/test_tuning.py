@@ -252,7 +252,10 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
         [row["question"] for row in asked]
     )
     assert [decision.retrieve for decision in decisions] == [index % 4 == 0 for index in range(60)]
-    assert "Threshold 0.000: retrieves for 25.0%." in (found.folder / "report.html").read_text()
+    page = (found.folder / "report.html").read_text()
+    assert "Threshold 0.000: retrieves for 25.0%." in page
+    # Regression: the page's own numbers left the overrides out, and contradicted this note.
+    assert [page.count(f'"override": {value}') for value in ("true", "null")] == [15 * 3, 45 * 3]
 
 
 def test_a_question_in_other_punctuation_is_not_tuned_on_twice(tmp_path, prior):

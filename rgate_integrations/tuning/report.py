@@ -158,6 +158,7 @@ def _as_result(
                 dataset=answered.question.dataset or "all questions",
                 draft=answered.direct.text,
                 p_known=round(float(p), 5),
+                override=None if decision.override is None else decision.override.retrieve,
                 p_covered=decision.p_covered,
                 corpus=decision.corpora[0] if decision.corpora else None,
                 closed_book_correct=bool(labels.known[index]),
