@@ -79,7 +79,9 @@ def test_the_page_needs_no_network_and_escapes_text(tmp_path, result):
 
 
 def test_the_slider_moves_every_number(browser, tmp_path, result):
-    page = tmp_path / "report.html"
+    page, asked = tmp_path / "report.html", result["questions"]
+    # Just above a P(known) that is rounded down.
+    result["threshold"] = next(q["p_known"] for q in asked if round(q["p_known"], 2) < q["p_known"]) + 1e-4
     page.write_text(report_page([Result.model_validate(result)]), encoding="utf-8")
     browser.get(page.as_uri())
     assert browser.title == "Retrieval gate report"
@@ -87,7 +89,11 @@ def test_the_slider_moves_every_number(browser, tmp_path, result):
     def card(name):
         return browser.find_element("css selector", f'[data-name="{name}"] b').text
 
-    asked = result["questions"]
+    def rate(threshold):
+        return f"{100 * np.mean([q['p_known'] < threshold for q in asked]):.1f} %"
+
+    # Regression: the slider rounded the gate's own threshold to two digits.
+    assert card("retrieval rate") == rate(result["threshold"])
     for threshold in (0.5, 0.2, 0.8):
         browser.execute_script(
             "const s = document.getElementById('threshold'); s.value = arguments[0];"
@@ -95,7 +101,7 @@ def test_the_slider_moves_every_number(browser, tmp_path, result):
             threshold,
         )
         right = [q["rag_correct" if q["p_known"] < threshold else "closed_book_correct"] for q in asked]
-        assert card("retrieval rate") == f"{100 * np.mean([q['p_known'] < threshold for q in asked]):.1f} %"
+        assert card("retrieval rate") == rate(threshold)
         assert card("accuracy") == f"{100 * np.mean(right):.1f} %"
     area = auc([q["p_known"] for q in asked], [q["closed_book_correct"] for q in asked])
     assert card("AUC") == f"{area:.3f}"
