@@ -57,6 +57,15 @@ def test_questions_are_read_from_a_file_and_each_once(tmp_path):
         ("He was born in 1969.", ["9"], False),
         ("It was the Beatles!", ["The Rolling Stones", "beatles"], True),
         ("Anything.", ["the", "!"], False),  # gold answers that normalise to nothing
+        # Regression: of numbers and names, only letters and digits were compared.
+        ("15 minutes", ["1.5 minutes"], False),
+        ("It is 0,012 of 1,5 g.", ["0.012 of 1.5 g"], True),
+        ("It is 12.5%.", ["125"], False),
+        ("About 12000 people.", ["12,000"], True),
+        ("-5", ["5"], False),
+        ("It was −5 °C.", ["-5"], True),
+        ("C", ["C++"], False),
+        ("It is A#.", ["A#"], True),
     ],
 )
 def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
