@@ -49,7 +49,10 @@ _STOPPED = (
 
 Labelling = Annotated[
     Literal["auto", "gold", "judge", "agreement"],
-    typer.Option(help="auto: judge with --judge, gold if all questions have gold answers, else agreement."),
+    typer.Option(
+        help="auto: judge with --judge, gold if all questions have gold answers, else agreement; "
+        "--update keeps gold and judge."
+    ),
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="Number of concurrent LLM calls.")]
 MaxQuestions = Annotated[int | None, typer.Option(min=1, help="Ask only this many, drawn at random.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -30,9 +31,12 @@ from rgate_integrations.tuning.collection import (
     ArmName,
     Progress,
     answers_file,
+    check_continuable,
     no_progress,
 )
 from rgate_integrations.tuning.questions import Question, Questions, read_questions, without_repetitions
+
+_log = logging.getLogger("rgate_integrations")
 
 JUDGE = PromptTemplate(
     name="answer-judge",
@@ -141,6 +145,13 @@ def label(
         kind = "judge"
     elif kind == "auto":
         kind = "gold" if len(with_gold) == len(complete) else "agreement"
+        if with_gold and kind == "agreement":
+            _log.warning(
+                "%d of %d questions have no gold answers, so agreement labels all of them. "
+                'labels="gold" (--labels gold) leaves these out instead.',
+                len(complete) - len(with_gold),
+                len(complete),
+            )
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
     if kind == "judge":
@@ -342,11 +353,7 @@ def collect(
     # Two locks, because `tune` may use the same answers.
     with locked(out), locked(answers_path):
         to_ask = read_questions(questions, gold=True)
-        if out.exists() and not answers_path.exists():
-            raise DataFormatError(
-                f"{str(out)!r} cannot be continued, because its file of answers, {str(answers_path)!r}, is missing.",
-                hint="Restore that file, or choose another output path.",
-            )
+        check_continuable(out)
         answers = Answers(answers_path, arms)
         answers.ask(to_ask, progress=progress)
         verdicts = {} if judge is None else ask_judge(answers, judge, progress=progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -28,6 +28,7 @@ from rgate_integrations.tuning.collection import (
     ArmName,
     Progress,
     answers_file,
+    check_continuable,
     no_progress,
 )
 from rgate_integrations.tuning.evaluation import MAX_SEED, question_folds
@@ -51,7 +52,8 @@ class TuneOptions:
     Attributes:
         policy: Chooses the threshold: `MaxLoss` or `Budget`. When None, the policy of the gate that is updated, or
             ``MaxLoss(0.02)`` for a new gate.
-        labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
+        labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`. If a gate is updated whose labels
+            are from gold answers or a judge, ``"auto"`` keeps their kind.
         judge: Model that judges answers against gold ones; ``labels="judge"`` needs one, ``"auto"`` uses it if given.
         max_questions: Maximum number of questions to ask, drawn at random, at least 1; all when None.
         embedder: Detects answers of the same meaning, for ``labels="agreement"``; when None, only words are compared.
@@ -164,7 +166,8 @@ def tune(
         ConfigurationError: ``out`` exists and ``update`` is false, or ``out`` contains the file ``questions`` or is
             not a tuned gate. Or ``direct`` or ``retrieve`` is of an unsupported type, or ``direct`` cannot give
             samples. Or one of them, or the judge, has other settings than when it gave the earlier answers.
-        DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all labels are the same.
+        DataFormatError: The log cannot be read, ``out`` exists without its file of answers, fewer than
+            20 questions have labels, or all labels are the same.
         ModelLoadError: The gate ``options.init_from`` cannot be read or corrected, or the gate in ``out`` is damaged.
         RGateError: The gate ``options.init_from`` has a proxy without hidden states, or could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
@@ -180,7 +183,9 @@ def tune(
     gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
     require_states(gate.get_proxy())
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
-    policy = _check_replaceable(folder, update, questions)
+    policy, kind = _check_replaceable(folder, update, questions)
+    if options.labels == "auto" and options.judge is None:
+        options = replace(options, labels=kind)
     arms: dict[ArmName, Arm] = {"direct": as_arm(direct, "direct"), "retrieve": as_arm(retrieve, "retrieve")}
     arms |= sampling_arms(arms["direct"], options.num_samples)
     to_ask = without_repetitions(read_questions(questions), lambda question: question)
@@ -214,12 +219,15 @@ def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
         )
 
 
-def _check_replaceable(folder: Path, update: bool, questions: Questions) -> Policy:
-    """Check, before any LLM call, that the gate can be written; return the earlier gate's policy, or the default.
+def _check_replaceable(folder: Path, update: bool, questions: Questions) -> tuple[Policy, LabelKind]:
+    """Check, before any LLM call, that the gate can be written; return the policy and labels of the earlier gate.
+
+    Without one, they are the defaults; so are the labels if they are by agreement, which only stands in for others.
 
     Raises:
         ConfigurationError: The file ``questions`` is inside the folder; or the folder exists, and ``update`` is false
             or the folder is not a tuned gate.
+        DataFormatError: ``update`` is true, but the folder's file of answers is missing.
         ModelLoadError: ``update`` is true, but the gate in the folder is damaged.
     """
     check_output(folder, questions)
@@ -231,14 +239,17 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> Poli
             "folder.",
         )
     if not existing.exists():
-        return DEFAULT_POLICY
+        return DEFAULT_POLICY, "auto"
     earlier = read_gate(folder) if (existing / CONFIG).is_file() else None
     if earlier is None or earlier.method != "tuned":
         raise ConfigurationError(
             f"{str(folder)!r} is not a tuned gate, so it cannot be updated.", hint="Choose another folder."
         )
+    check_continuable(folder)
+    labels = earlier.provenance.get("labels")
+    kind: LabelKind = labels if labels in ("gold", "judge") else "auto"
     try:
-        return TypeAdapter(Policy).validate_python(earlier.provenance.get("policy"))
+        return TypeAdapter(Policy).validate_python(earlier.provenance.get("policy")), kind
     except ValidationError as error:
         raise unreadable(folder, error) from error
 
