@@ -23,7 +23,7 @@ from rgate_integrations.tuning.evaluation import (
     measure,
     retrieval_curve,
 )
-from rgate_integrations.tuning.questions import Example, Question, all_examples
+from rgate_integrations.tuning.questions import Example, Question, all_examples, read_examples
 from tests.commands import printed
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write
@@ -172,6 +172,21 @@ def test_recorded_drafts_reach_the_gate():
         evaluate(gate, [Example(Question("who wrote it all?"), 1.0, True)], draft="recorded")
     with pytest.raises(ConfigurationError, match="draft cannot be 'record'"):
         evaluate(gate, [], draft="record")
+
+
+def test_an_empty_answer_is_recorded_and_retrieves(tmp_path):
+    """Regression: collect writes it, but evaluate said that closed_book_text was missing."""
+    recorded = {"closed_book_text": "Me.", "closed_book_logprobs": [-0.1]}
+    lines = [{**line, **recorded} for line in numbered(2)]
+    lines[0]["closed_book_text"] = ""
+    (file,) = read_paired(write(tmp_path / "d.jsonl", *lines))
+    gate = load_gate("token_probability", statistic="mean", proxy=ScriptedProxy())
+    _, found = evaluate(gate, file.examples, draft="recorded")
+    assert (found.retrieve[0], found.p[0], found.decisions[0].error.type) == (True, 0.0, "NoAnswerError")
+    (learned,) = read_examples(
+        write(tmp_path / "m.jsonl", {**lines[0], "gold_answers": ["x"]}), "match_ratio"
+    )
+    assert learned.examples[0].target == 0
 
 
 # --- calibration -------------------------------------------------------------------------------------------

@@ -78,8 +78,10 @@ class Question:
             raise record.error("popularity is below 0")
         key = "gold_answers" if "gold_answers" in record.fields else "answer"
         draft = None
-        text = record.optional_text("closed_book_text") or record.optional_text("closed_book_answer")
-        if text:
+        names = ("closed_book_text", "closed_book_answer")
+        texts = [record.optional_text(name) for name in names if record.fields.get(name) is not None]
+        if texts:  # the LLM may have answered with nothing
+            text = next(filter(None, texts), "")
             draft = Draft(text=text, logprobs=record.logprobs("closed_book_logprobs"), source="recorded")
         return cls(
             text=asked,
