@@ -26,7 +26,7 @@ from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
 from rgate_integrations.tuning.fitting import Table, crossfit, fit_correction, ridge_logistic
 from rgate_integrations.tuning.training import TrainingOptions
-from tests.commands import printed
+from tests.commands import printed, rgate
 from tests.saved_gates import change
 from tests.tuning_parts import (
     Direct,
@@ -218,6 +218,19 @@ def test_what_the_fit_lacks_is_said_before_the_llm_is_asked(tmp_path, prior, mon
     monkeypatch.setitem(sys.modules, "sklearn.model_selection", None)
     with pytest.raises(MissingDependencyError, match="sklearn"):
         tuned(tmp_path, prior, direct=pytest.fail)
+
+
+def test_a_tuned_gate_is_not_replaced_by_another_command(tmp_path, prior):
+    """Regression: calibrate and train removed its prior, its report and its answer-first gate."""
+    folder = tuned(tmp_path, prior).folder
+    present, data = sorted(folder.rglob("*")), write(tmp_path / "data.jsonl", {})
+    for command in ("calibrate", "train"):
+        error = rgate(command, "--data", data, "--out", folder).exception
+        assert isinstance(error, ConfigurationError)
+        assert "contains other files, such as 'answer-first'" in error.message
+    with pytest.raises(ConfigurationError, match="contains other files"):
+        save_gate(SavedGate(method="calibrated"), folder)
+    assert sorted(folder.rglob("*")) == present
 
 
 def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):

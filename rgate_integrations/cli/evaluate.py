@@ -225,15 +225,14 @@ def calibrate(
 
     With enough questions the limit is guaranteed, with 95 % confidence. The command prints whether it is.
     """
-    from rgate_integrations.gates.folder import CONFIG, save_gate
+    from rgate_integrations.gates.folder import check_gate_output, save_gate
     from rgate_integrations.gates.registry import saved_gate
-    from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
     from rgate_integrations.tuning.calibration import DEFAULT_POLICY
 
     policy = make_policy(max_loss, budget) or DEFAULT_POLICY
-    check_output(out, *data, gate, proxy, files=(CONFIG,))
+    check_gate_output(out, *data, gate, proxy)
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)
     with progress_bar("asking the gate", stopped=NOT_WRITTEN) as report_progress:

@@ -203,7 +203,7 @@ def train(
 
     A probe takes minutes, and its cross-validated AUC is printed. All others are LoRA adapters of the --proxy model.
     """
-    from rgate_integrations.gates.folder import ADAPTER, CONFIG
+    from rgate_integrations.gates.folder import ADAPTER, check_gate_output
     from rgate_integrations.runtime.files import check_output, locked
     from rgate_integrations.tuning.training import SELF_LABEL, TrainingOptions
 
@@ -214,7 +214,10 @@ def train(
             "--self-label cannot be combined with --gate rewriter or --draft recorded.",
             hint="Omit --self-label, or use a --gate other than rewriter with --draft proxy or --draft none.",
         )
-    check_output(out, *data, model, files=(CONFIG if gate == "probe" else ADAPTER,))
+    if gate == "probe":
+        check_gate_output(out, *data, model)
+    else:
+        check_output(out, *data, model, files=(ADAPTER,))
     options = TrainingOptions(
         draft=draft,
         tokens=tokens,
