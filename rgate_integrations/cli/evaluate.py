@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from rgate_integrations.cli.terminal import (
     say_saved,
     say_table,
 )
+from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rgate_integrations.decision import Decision
@@ -131,6 +133,11 @@ def evaluate(
     from rgate_integrations.tuning.evaluation import evaluate as run
     from rgate_integrations.tuning.questions import all_examples
 
+    if latency is not None and not all(0 <= milliseconds < math.inf for milliseconds in latency):
+        raise ConfigurationError(
+            f"--latency must be two finite numbers of at least 0, not {latency[0]:g} and {latency[1]:g}.",
+            hint="For example, --latency 300 900.",
+        )
     if out is not None:
         check_output(out, *data)
     examples = all_examples(read_paired(data))
@@ -280,7 +287,6 @@ def monitor(
     gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
     """Compare logged decisions with those at calibration."""
-    from rgate_integrations.errors import ConfigurationError
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records
     from rgate_integrations.tuning.evaluation import is_judged, measure_drift
