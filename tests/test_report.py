@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.index import Passage, PassageIndex
@@ -32,6 +32,14 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path,
     written = json.loads(Path("r.json").read_text())
     assert {"gate", "threshold", "sets", "pooled", "versions", "break_even"} <= set(written)
     assert len(read_results(["r.json"])[0].questions) == written["pooled"]["n"] == 44
+
+
+@pytest.mark.parametrize("latency", [("nan", "300"), ("20", "-5"), ("inf", "1")])
+def test_a_latency_that_is_no_time_is_refused_before_the_data_are_read(latency):
+    """Regression: the result had a break-even rate of NaN."""
+    error = rgate("evaluate", "--data", "none.jsonl", "--latency", *latency).exception
+    assert isinstance(error, ConfigurationError)
+    assert "--latency must be two finite numbers of at least 0" in error.message
 
 
 def test_a_set_that_is_called_pooled_has_a_row_of_its_own(tmp_path):
@@ -70,6 +78,21 @@ def test_the_error_for_another_file_names_its_first_problem_alone(tmp_path, resu
     ) as caught:
         read_results([write(tmp_path / "r.json", wrong)])
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"p_known": 5}, r"questions\.0\.p_known: Input should be less than or equal to 1"),
+        ({"p_covered": -1}, r"questions\.0\.p_covered: Input should be greater than or equal to 0"),
+        (None, "questions: Tuple should have at least 1 item"),
+    ],
+)
+def test_a_result_that_no_evaluation_has_is_refused(tmp_path, result, change, said):
+    """Regression: a page was written about it."""
+    rows = [] if change is None else [result["questions"][0] | change]
+    with pytest.raises(DataFormatError, match=said):
+        read_results([write(tmp_path / "r.json", result | {"questions": rows})])
 
 
 def test_the_page_needs_no_network_and_escapes_text(tmp_path, result):
