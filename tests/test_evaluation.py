@@ -2,6 +2,7 @@
 
 import math
 import re
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, Evide
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.gates.registry import saved_gate
-from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
+from rgate_integrations.tuning import Budget, MaxLoss, calibrate, collect, evaluate, read_paired
 from rgate_integrations.tuning.calibration import fit_map
 from rgate_integrations.tuning.evaluation import (
     JudgedQuestions,
@@ -23,7 +24,7 @@ from rgate_integrations.tuning.evaluation import (
     measure,
     retrieval_curve,
 )
-from rgate_integrations.tuning.questions import Example, Question, all_examples, read_examples
+from rgate_integrations.tuning.questions import DataFile, Example, Question, all_examples, read_examples
 from tests.commands import printed
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write
@@ -157,6 +158,44 @@ def test_nothing_is_measured_without_the_labels_of_both_arms(measured, examples)
         DataFormatError, match=r"no label of its answer with retrieval|There are no questions"
     ):
         measured(load_gate("constant:always"), examples)
+
+
+PAIRED = [Example(Question("a?"), 1.0, True)]
+FILES = [DataFile("d", "", tuple(PAIRED))]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda gate, data: evaluate(gate, str(data)),
+            "Example objects, but str was given.*read_paired",
+        ),
+        (lambda gate, data: evaluate(gate, data), "Example objects, but .*Path was given"),
+        (lambda gate, data: evaluate(gate, FILES), "Example objects, but DataFile was given"),
+        (
+            lambda gate, data: calibrate(gate, str(data), Budget(0.5)),
+            "list of DataFile objects, but str was given",
+        ),
+        (
+            lambda gate, data: calibrate(gate, FILES[0], Budget(0.5)),
+            "list of DataFile objects, but DataFile was given",
+        ),
+        (
+            lambda gate, data: calibrate(gate, FILES, 0.05),
+            r"policy= must be MaxLoss\(…\) or Budget\(…\), not 0.05",
+        ),
+        (lambda gate, data: calibrate(Mock(), FILES, Budget(0.5)), "only gates from load_gate"),
+        (
+            lambda gate, data: collect(data, lambda question: "x", data),
+            "collect needs a model .*, not function",
+        ),
+    ],
+)
+def test_an_argument_of_another_type_is_named_before_the_work(tmp_path, call, said):
+    """Regression: errors of Python, without a hint, some of them after all decisions."""
+    with pytest.raises(ConfigurationError, match=said):
+        call(load_gate("constant:always"), tmp_path / "data.jsonl")
 
 
 def test_recorded_drafts_reach_the_gate():

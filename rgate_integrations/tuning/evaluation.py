@@ -20,7 +20,7 @@ from rgate_integrations.errors import DataFormatError, EvidenceError, needs_extr
 from rgate_integrations.gates.corpus import COVERED
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, in_chunks, no_progress
-from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
+from rgate_integrations.tuning.questions import DraftKind, Example, check_all, recorded_drafts
 
 SCORE_DIGITS = 5
 """Decimal digits of the scores in a calibration's provenance."""
@@ -78,11 +78,15 @@ def judge(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``draft`` is not one of `DraftKind`.
+        ConfigurationError: ``gate`` is not a gate, ``examples`` are not `Example` objects, or ``draft`` is not one of
+            `DraftKind`.
         DataFormatError: There are no questions, or one lacks a label; or ``draft`` is ``"recorded"``, and a question
             has no recorded answer.
         EvidenceError: The gate failed on every question.
     """
+    check_all(
+        examples, Example, "Pass the examples of each file of read_paired(PATHS), as in files[0].examples."
+    )
     questions = [example.question for example in examples]
     requests = [
         Request(question.text, draft=recorded, popularity=question.popularity)
@@ -204,7 +208,8 @@ def evaluate(
         counts only for the corpus that covers it best), ``gate_ms`` (mean time of a decision) and ``versions``.
 
     Raises:
-        ConfigurationError: ``draft`` is not one of `DraftKind`.
+        ConfigurationError: ``gate`` is not a gate, ``examples`` are not `Example` objects, or ``draft`` is not one of
+            `DraftKind`.
         DataFormatError: There are no questions, or one lacks a label; or ``draft`` is ``"recorded"``, and a question
             has no recorded answer.
         EvidenceError: The gate failed on every question.

@@ -336,7 +336,8 @@ def collect(
         `rgate_integrations.tuning.questions.read_examples` does.
 
     Raises:
-        ConfigurationError: ``out`` is the file ``questions``, or earlier answers were made with other settings.
+        ConfigurationError: ``llm`` is not a model, ``out`` is the file ``questions``, or earlier answers were made
+            with other settings.
         DataFormatError: The questions or earlier answers cannot be read, a question has no gold answers, or
             ``out`` exists without its file of answers.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
@@ -344,6 +345,11 @@ def collect(
         LockedError: Another process is writing to ``out`` or the file of answers.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.
     """
+    if not isinstance(llm, LanguageModel):
+        raise ConfigurationError(
+            f"collect needs a model that answers with and without passages, not {type(llm).__name__}.",
+            hint="Pass a model of this package, such as RemoteModel(URL, MODEL). tune takes functions, too.",
+        )
     out = expand(out)
     check_output(out, questions)
     answers_path = answers_file(out)

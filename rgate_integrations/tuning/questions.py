@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from rgate_integrations.decision import Draft, valid_choice
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.files import as_paths, expand
 from rgate_integrations.runtime.records import Record, read_records
@@ -200,6 +200,22 @@ class DataFile:
         """Return name, checksum, number of questions and share of known ones, as JSON values."""
         known = sum(example.known for example in self.examples) / len(self.examples)
         return {"name": self.name, "sha256": self.sha256, "n": len(self.examples), "known": known}
+
+
+def check_all(items: object, kind: type[Example] | type[DataFile], hint: str) -> None:
+    """Check that items are a sequence of examples or files, not for example a path.
+
+    Raises:
+        ConfigurationError: They are not; ``hint`` says where to get them.
+    """
+    wrong = [items]
+    if isinstance(items, Sequence):
+        wrong = [item for item in items if not isinstance(item, kind)]
+    if wrong:
+        raise ConfigurationError(
+            f"Paired data must be a list of {kind.__name__} objects, but {type(wrong[0]).__name__} was given.",
+            hint=hint,
+        )
 
 
 def all_examples(files: Sequence[DataFile]) -> list[Example]:

@@ -22,7 +22,7 @@ from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.files import check_output, expand, find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
-from rgate_integrations.tuning.calibration import DEFAULT_POLICY, LEAST, Policy
+from rgate_integrations.tuning.calibration import DEFAULT_POLICY, LEAST, Policy, check_policy
 from rgate_integrations.tuning.collection import (
     Answers,
     ArmName,
@@ -91,10 +91,8 @@ class TuneOptions:
         valid_choice(self.labels, "labels", get_args(LabelKind))
         if self.labels == "judge" and self.judge is None:
             raise ConfigurationError('labels="judge" needs a judge.', hint="Pass judge= (--judge).")
-        if not isinstance(self.policy, Policy | None):
-            raise ConfigurationError(
-                f"policy= must be MaxLoss(…) or Budget(…), not {self.policy!r}.", hint="Use MaxLoss(0.02)."
-            )
+        if self.policy is not None:
+            check_policy(self.policy)
         minima = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0, "seed": 0}
         for name, minimum in minima.items():
             if getattr(self, name) is not None:
