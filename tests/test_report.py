@@ -50,6 +50,15 @@ def test_a_set_that_is_called_pooled_has_a_row_of_its_own(tmp_path):
     assert [row.split()[:2] for row in rows[1:]] == [["pooled", "1"], ["other", "1"], ["pooled", "2"]]
 
 
+def test_a_share_is_rounded_once(tmp_path):
+    """Regression: 225 of 279, 80.645 %, were shown as 80.7%."""
+    lines = [
+        {"question": f"q{i}?", "closed_book_correct": i < 225, "rag_correct": i % 2 == 0} for i in range(279)
+    ]
+    data = write(tmp_path / "d.jsonl", *lines)
+    assert "80.6%" in printed("evaluate", "--data", data, "--gate", "constant:never").split()
+
+
 # --- the report --------------------------------------------------------------------------------------------
 
 

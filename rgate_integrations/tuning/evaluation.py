@@ -156,7 +156,7 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     }
     rates = np.linspace(0, 1, 21)
     accuracies = np.interp(rates * n, np.arange(n + 1), retrieval_curve(p, known, rag))
-    intervals = {name: [round(end, 4) for end in wilson(metrics[name], n)] for name in _SHARES}
+    intervals = {name: [*wilson(metrics[name], n)] for name in _SHARES}
     if min(known.sum(), (~known).sum()) >= _LEAST_OF_A_CLASS:
         # The bootstrap has a fixed seed, so that the same data always give the same interval.
         rng = np.random.default_rng(0)
@@ -165,10 +165,10 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
             rows = rng.integers(0, n, n)
             areas.append(auc(p[rows], known[rows]))
         # A resample with only one class has no AUC, and nanquantile ignores it.
-        intervals["auc"] = np.nanquantile(areas, [0.025, 0.975]).round(4).tolist()
+        intervals["auc"] = np.nanquantile(areas, [0.025, 0.975]).tolist()
     return {
-        # JSON has no NaN. Adding 0 turns -0.0 into 0.0, and keeps counts whole.
-        **{name: None if math.isnan(value) else round(value, 4) + 0 for name, value in metrics.items()},
+        # JSON has no NaN. Not rounded, because they would be rounded twice when they are shown.
+        **{name: None if math.isnan(value) else value for name, value in metrics.items()},
         "n": n,
         "failed": sum(decision.error is not None for decision in judged.decisions),
         "curve": np.stack([rates, accuracies], axis=1).round(4).tolist(),
@@ -229,7 +229,7 @@ def evaluate(
         "draft": draft,
         "sets": sets,
         "pooled": measure(judged),
-        "covered": {corpus: round(count / len(examples), 4) for corpus, count in best.most_common()},
+        "covered": {corpus: count / len(examples) for corpus, count in best.most_common()},
         "gate_ms": round(float(np.mean([decision.cost.milliseconds for decision in judged.decisions])), 2),
         "versions": {
             "rgate-integrations": version("rgate-integrations"),
@@ -261,7 +261,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
     if rag > direct:
         even = min(max(saved / (rag - direct), 0.0), 1.0)
     gated = gate + rate * rag + (1 - rate) * direct
-    return {"always_ms": round(rag, 2), "gated_ms": round(gated, 2), "break_even": round(even, 4)}
+    return {"always_ms": round(rag, 2), "gated_ms": round(gated, 2), "break_even": even}
 
 
 @dataclass(frozen=True)
