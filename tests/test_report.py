@@ -235,6 +235,13 @@ def test_monitoring_from_the_command_line(tmp_path):
     assert "'default' is not calibrated" in rgate("monitor", log, "--gate", "default").exception.message
     write(log, *lines, {"question": "q", "p_known": 1.01})
     assert "line 101: p_known is not in [0, 1]" in rgate(*monitor).exception.message
+    # Regression: the log of another gate was compared, and had "changed".
+    own = [{**line, "gate": ("calibrated", "remote")[i % 2]} for i, line in enumerate(lines)]
+    assert LIKE in printed("monitor", write(log, *own), "--gate", tmp_path / "gate")
+    write(log, *own, {**lines[0], "gate": "heads"})
+    error = rgate(*monitor).exception
+    assert isinstance(error, DataFormatError)
+    assert "line 101: the gate 'heads' decided, not " in error.message
     write(log, *lines)
     with log.open("a") as file:
         file.write('{"question": "half wri')

@@ -40,7 +40,7 @@ from rgate_integrations.cli.terminal import (
     say_saved,
     say_table,
 )
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 
 if TYPE_CHECKING:
     from rgate_integrations.decision import Decision
@@ -288,6 +288,7 @@ def monitor(
 ) -> None:
     """Compare logged decisions with those at calibration."""
     from rgate_integrations.gates.folder import read_gate
+    from rgate_integrations.gates.registry import list_gates
     from rgate_integrations.runtime.records import Record, read_records
     from rgate_integrations.tuning.evaluation import is_judged, measure_drift
 
@@ -301,11 +302,18 @@ def monitor(
         saved.provenance,
         hint="Make the gate with rgate tune or rgate calibrate.",
     )
+    # A client calls its server's gate "remote". Thresholds may differ: each call may have its own.
+    others = [info.name for info in list_gates() if info.name not in (saved.method, "remote")]
     logged = []
     for record in read_records(log, hint="Remove the line if its writing was interrupted."):
         p_known = record.optional_number("p_known")
         if p_known is not None and not 0 <= p_known <= 1:
             raise record.error("p_known is not in [0, 1]")
+        if record.fields.get("gate") in others:
+            raise DataFormatError(
+                f"{record.where}: the gate {record.fields['gate']!r} decided, not {gate!r} ({saved.method}).",
+                hint=f"Log decisions of that gate: rgate decide --gate {shlex.quote(gate)} --json.",
+            )
         if p_known is not None and is_judged(p_known, *map(record.fields.get, ("override", "error"))):
             logged.append(p_known)
     scores = calibration.numbers("scores")
