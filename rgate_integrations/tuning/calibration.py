@@ -371,17 +371,21 @@ def calibrate(
         "repeated": len(labelled) - len(examples),
         "data": list(map(DataFile.as_provenance, files)),
     }
-    # Asking for a fingerprint would load a proxy that no decision needed.
-    has_read = any(decision.cost.model_calls for decision in judged.decisions)
-    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     calibrated = CalibratedGate(
         inner=gate.gate,
         probability=fitted,
         threshold=choice.threshold,
         proxy=gate.proxy,
-        fingerprint=gate.get_proxy().fingerprint if has_read and may_read else "",
+        fingerprint=_read_fingerprint(gate, judged.decisions.tolist()),
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
+
+
+def _read_fingerprint(gate: DecisionEngine, decisions: Sequence[Decision]) -> str:
+    """Return the fingerprint of a gate's proxy; empty if no decision read it, as asking would load it."""
+    has_read = any(decision.cost.model_calls for decision in decisions)
+    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
+    return gate.get_proxy().fingerprint if has_read and may_read else ""
 
 
 def _split(n: int, seed: int) -> list[PositionArray]:

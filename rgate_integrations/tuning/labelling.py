@@ -141,17 +141,8 @@ def label(
     """
     complete = without_repetitions(answers.complete(), attrgetter("question"))
     with_gold = [answered for answered in complete if answered.question.gold]
-    if valid_choice(kind, "labels", get_args(LabelKind)) == "auto" and judge is not None:
-        kind = "judge"
-    elif kind == "auto":
-        kind = "gold" if len(with_gold) == len(complete) else "agreement"
-        if with_gold and kind == "agreement":
-            _log.warning(
-                "%d of %d questions have no gold answers, so agreement labels all of them. "
-                'labels="gold" (--labels gold) leaves these out instead.',
-                len(complete) - len(with_gold),
-                len(complete),
-            )
+    if valid_choice(kind, "labels", get_args(LabelKind)) == "auto":
+        kind = "judge" if judge is not None else _choose_kind(len(with_gold), len(complete))
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
     if kind == "judge":
@@ -181,6 +172,20 @@ def label(
         unlabelled=len(complete) - len(labelled),
         judge=judge.name if kind == "judge" and judge is not None else "",
     )
+
+
+def _choose_kind(with_gold: int, total: int) -> LabelKind:
+    """Return the kind of label without a judge; warn if questions without gold answers decide it for the others."""
+    if with_gold == total:
+        return "gold"
+    if with_gold:
+        _log.warning(
+            "%d of %d questions have no gold answers, so agreement labels all of them. "
+            'labels="gold" (--labels gold) leaves these out instead.',
+            total - with_gold,
+            total,
+        )
+    return "agreement"
 
 
 def _label_answers(
@@ -336,8 +341,7 @@ def collect(
         `rgate_integrations.tuning.questions.read_examples` does.
 
     Raises:
-        ConfigurationError: ``llm`` is not a model, ``out`` is the file ``questions``, or earlier answers were made
-            with other settings.
+        ConfigurationError: ``llm`` is no model, ``out`` is ``questions``, or earlier answers had other settings.
         DataFormatError: The questions or earlier answers cannot be read, a question has no gold answers, or
             ``out`` exists without its file of answers.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.

@@ -181,21 +181,24 @@ def tune(
     gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
     require_states(gate.get_proxy())
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
-    policy, kind = _check_replaceable(folder, update, questions)
-    if options.labels == "auto" and options.judge is None:
-        options = replace(options, labels=kind)
+    options = _check_replaceable(folder, update, questions, options)
     arms: dict[ArmName, Arm] = {"direct": as_arm(direct, "direct"), "retrieve": as_arm(retrieve, "retrieve")}
     arms |= sampling_arms(arms["direct"], options.num_samples)
-    to_ask = without_repetitions(read_questions(questions), lambda question: question)
-    order = np.random.default_rng(options.seed).permutation(len(to_ask))  # a random sample in the log's order
-    to_ask = [to_ask[index] for index in np.sort(order[: options.max_questions])]
+    to_ask = _draw(questions, options)
     with locked(answers_file(folder)):  # not the folder, which is replaced as a whole at the end
         answers = Answers(answers_file(folder), arms)
         _check_enough([*to_ask, *(answered.question for answered in answers.complete())], options)
         if before is not None:
             before(len(to_ask), answers.count_missing(to_ask))
         failed = answers.ask(to_ask, concurrency=options.concurrency, progress=progress)
-        return _fit_and_write(answers, gate, folder, failed, options.policy or policy, options, progress)
+        return _fit_and_write(answers, gate, folder, failed, options, progress)
+
+
+def _draw(source: Questions, options: TuneOptions) -> list[Question]:
+    """Return the questions to ask: a random sample of the log, in its order."""
+    questions = without_repetitions(read_questions(source), lambda question: question)
+    order = np.random.default_rng(options.seed).permutation(len(questions))
+    return [questions[index] for index in np.sort(order[: options.max_questions])]
 
 
 def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
@@ -217,14 +220,14 @@ def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
         )
 
 
-def _check_replaceable(folder: Path, update: bool, questions: Questions) -> tuple[Policy, LabelKind]:
-    """Check, before any LLM call, that the gate can be written; return the policy and labels of the earlier gate.
+def _check_replaceable(folder: Path, update: bool, questions: Questions, options: TuneOptions) -> TuneOptions:
+    """Check, before any LLM call, that the gate can be written; return the options, completed by an earlier gate's.
 
-    Without one, they are the defaults; so are the labels if they are by agreement, which only stands in for others.
+    Its labels count unless they are by agreement, which only stands in for others.
 
     Raises:
         ConfigurationError: The file ``questions`` is inside the folder; or the folder exists, and ``update`` is false
-            or the folder is not a tuned gate.
+            or the folder is not a tuned gate; or its labels need a judge.
         DataFormatError: ``update`` is true, but the folder's file of answers is missing.
         ModelLoadError: ``update`` is true, but the gate in the folder is damaged.
     """
@@ -237,19 +240,21 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> tupl
             "folder.",
         )
     if not existing.exists():
-        return DEFAULT_POLICY, "auto"
+        return options
     earlier = read_gate(folder) if (existing / CONFIG).is_file() else None
     if earlier is None or earlier.method != "tuned":
         raise ConfigurationError(
             f"{str(folder)!r} is not a tuned gate, so it cannot be updated.", hint="Choose another folder."
         )
     check_continuable(folder)
-    labels = earlier.provenance.get("labels")
-    kind: LabelKind = labels if labels in ("gold", "judge") else "auto"
     try:
-        return TypeAdapter(Policy).validate_python(earlier.provenance.get("policy")), kind
+        policy = TypeAdapter(Policy).validate_python(earlier.provenance.get("policy"))
     except ValidationError as error:
         raise unreadable(folder, error) from error
+    labels = earlier.provenance.get("labels")
+    if options.labels != "auto" or options.judge is not None or labels not in ("gold", "judge"):
+        labels = options.labels
+    return replace(options, policy=options.policy or policy, labels=labels)
 
 
 def _fit_and_write(
@@ -257,7 +262,6 @@ def _fit_and_write(
     gate: DecisionEngine,
     folder: Path,
     failed: int,
-    policy: Policy,
     options: TuneOptions,
     progress: Progress,
 ) -> TuneResult:
@@ -277,7 +281,9 @@ def _fit_and_write(
     facts: dict[str, Any] = {"prior": options.init_from, "failed": failed}
     if labels.kind == "judge":
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
-    fit = partial(fit_gate, labels, readings, policy, seed=options.seed, facts=facts, llm=llm)
+    fit = partial(
+        fit_gate, labels, readings, options.policy or DEFAULT_POLICY, seed=options.seed, facts=facts, llm=llm
+    )
     progress("fitting", 0, 2)
     question = fit()
     progress("fitting", 1, 2)
