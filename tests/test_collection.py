@@ -59,6 +59,14 @@ def test_nothing_is_asked_twice_but_failures_and_update_adds_questions(tmp_path,
         assert sorted(direct.asked) == asked
 
 
+def test_a_gate_without_its_answers_is_not_updated(tmp_path, prior):
+    """Regression: a gate of the new questions alone took its place, without a word."""
+    tuned(tmp_path, prior)
+    (tmp_path / "my-gate.answers.jsonl").unlink()
+    with pytest.raises(DataFormatError, match=r"file of answers, .*my-gate\.answers\.jsonl', is missing"):
+        tuned(tmp_path, prior, questions(40), direct=pytest.fail, update=True)
+
+
 def test_who_fails_ten_times_in_a_row_is_asked_no_more_and_the_same_run_goes_on(tmp_path, prior):
     direct = Direct(fails=[asked["question"] for asked in questions()[20:]])
     with pytest.raises(ServerError, match="Giving up"):

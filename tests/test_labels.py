@@ -17,6 +17,7 @@ from rgate_integrations.tuning.questions import Question, read_examples, read_pa
 from rgate_integrations.tuning.training import label_own_answers
 from tests.commands import printed
 from tests.fake_server import Fake, answer
+from tests.saved_gates import change
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import Direct, Model, N, by_number, known, questions, retrieve, tuned, write
 
@@ -57,6 +58,15 @@ def test_questions_are_read_from_a_file_and_each_once(tmp_path):
         ("He was born in 1969.", ["9"], False),
         ("It was the Beatles!", ["The Rolling Stones", "beatles"], True),
         ("Anything.", ["the", "!"], False),  # gold answers that normalise to nothing
+        # Regression: of numbers and names, only letters and digits were compared.
+        ("15 minutes", ["1.5 minutes"], False),
+        ("It is 0,012 of 1,5 g.", ["0.012 of 1.5 g"], True),
+        ("It is 12.5%.", ["125"], False),
+        ("About 12000 people.", ["12,000"], True),
+        ("-5", ["5"], False),
+        ("It was −5 °C.", ["-5"], True),
+        ("C", ["C++"], False),
+        ("It is A#.", ["A#"], True),
     ],
 )
 def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
@@ -87,6 +97,21 @@ def test_without_gold_answers_agreement_stands_in_and_says_so(tmp_path, prior):
     assert "is not correctness" in (found.folder / "README.md").read_text()
     with pytest.raises(DataFormatError, match="gold answer"):
         tuned(tmp_path, prior, bare, update=True, options={"labels": "gold"})
+
+
+def test_one_question_without_gold_is_told_and_a_gate_that_is_updated_keeps_its_labels(
+    tmp_path, prior, caplog
+):
+    """Regression: it turned the labels of all questions into agreement, and only the kind in the report said so."""
+    bare = [*questions(), "what is number 99?"]
+    assert tuned(tmp_path / "new", prior, bare).labels.kind == "agreement"
+    assert "1 of 61 questions have no gold answers, so agreement labels all" in caplog.text
+    tuned(tmp_path, prior)
+    labels = tuned(tmp_path, prior, bare, update=True).labels
+    assert (labels.kind, len(labels.known), labels.unlabelled) == ("gold", N, 1)
+    change(tmp_path / "my-gate", provenance={"labels": "judge", "policy": {"name": "budget", "rate": 0.5}})
+    with pytest.raises(ConfigurationError, match="needs a judge"):
+        tuned(tmp_path, prior, bare, direct=pytest.fail, update=True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.index import Passage, PassageIndex
@@ -34,12 +34,29 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path,
     assert len(read_results(["r.json"])[0].questions) == written["pooled"]["n"] == 44
 
 
+@pytest.mark.parametrize("latency", [("nan", "300"), ("20", "-5"), ("inf", "1")])
+def test_a_latency_that_is_no_time_is_refused_before_the_data_are_read(latency):
+    """Regression: the result had a break-even rate of NaN."""
+    error = rgate("evaluate", "--data", "none.jsonl", "--latency", *latency).exception
+    assert isinstance(error, ConfigurationError)
+    assert "--latency must be two finite numbers of at least 0" in error.message
+
+
 def test_a_set_that_is_called_pooled_has_a_row_of_its_own(tmp_path):
     """Regression: the row of all questions took its place."""
     line = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
     data = write(tmp_path / "d.jsonl", *({**line, "dataset": name} for name in ("pooled", "other")))
     rows = printed("evaluate", "--data", data, "--gate", "constant:always").splitlines()
     assert [row.split()[:2] for row in rows[1:]] == [["pooled", "1"], ["other", "1"], ["pooled", "2"]]
+
+
+def test_a_share_is_rounded_once(tmp_path):
+    """Regression: 225 of 279, 80.645 %, were shown as 80.7%."""
+    lines = [
+        {"question": f"q{i}?", "closed_book_correct": i < 225, "rag_correct": i % 2 == 0} for i in range(279)
+    ]
+    data = write(tmp_path / "d.jsonl", *lines)
+    assert "80.6%" in printed("evaluate", "--data", data, "--gate", "constant:never").split()
 
 
 # --- the report --------------------------------------------------------------------------------------------
@@ -72,6 +89,21 @@ def test_the_error_for_another_file_names_its_first_problem_alone(tmp_path, resu
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"p_known": 5}, r"questions\.0\.p_known: Input should be less than or equal to 1"),
+        ({"p_covered": -1}, r"questions\.0\.p_covered: Input should be greater than or equal to 0"),
+        (None, "questions: Tuple should have at least 1 item"),
+    ],
+)
+def test_a_result_that_no_evaluation_has_is_refused(tmp_path, result, change, said):
+    """Regression: a page was written about it."""
+    rows = [] if change is None else [result["questions"][0] | change]
+    with pytest.raises(DataFormatError, match=said):
+        read_results([write(tmp_path / "r.json", result | {"questions": rows})])
+
+
 def test_the_page_needs_no_network_and_escapes_text(tmp_path, result):
     page = report_page(read_results([write(tmp_path / "r.json", result)]))
     assert "</script><script>document" not in page
@@ -79,7 +111,9 @@ def test_the_page_needs_no_network_and_escapes_text(tmp_path, result):
 
 
 def test_the_slider_moves_every_number(browser, tmp_path, result):
-    page = tmp_path / "report.html"
+    page, asked = tmp_path / "report.html", result["questions"]
+    # Just above a P(known) that is rounded down.
+    result["threshold"] = next(q["p_known"] for q in asked if round(q["p_known"], 2) < q["p_known"]) + 1e-4
     page.write_text(report_page([Result.model_validate(result)]), encoding="utf-8")
     browser.get(page.as_uri())
     assert browser.title == "Retrieval gate report"
@@ -87,7 +121,11 @@ def test_the_slider_moves_every_number(browser, tmp_path, result):
     def card(name):
         return browser.find_element("css selector", f'[data-name="{name}"] b').text
 
-    asked = result["questions"]
+    def rate(threshold):
+        return f"{100 * np.mean([q['p_known'] < threshold for q in asked]):.1f} %"
+
+    # Regression: the slider rounded the gate's own threshold to two digits.
+    assert card("retrieval rate") == rate(result["threshold"])
     for threshold in (0.5, 0.2, 0.8):
         browser.execute_script(
             "const s = document.getElementById('threshold'); s.value = arguments[0];"
@@ -95,7 +133,7 @@ def test_the_slider_moves_every_number(browser, tmp_path, result):
             threshold,
         )
         right = [q["rag_correct" if q["p_known"] < threshold else "closed_book_correct"] for q in asked]
-        assert card("retrieval rate") == f"{100 * np.mean([q['p_known'] < threshold for q in asked]):.1f} %"
+        assert card("retrieval rate") == rate(threshold)
         assert card("accuracy") == f"{100 * np.mean(right):.1f} %"
     area = auc([q["p_known"] for q in asked], [q["closed_book_correct"] for q in asked])
     assert card("AUC") == f"{area:.3f}"
@@ -197,6 +235,13 @@ def test_monitoring_from_the_command_line(tmp_path):
     assert "'default' is not calibrated" in rgate("monitor", log, "--gate", "default").exception.message
     write(log, *lines, {"question": "q", "p_known": 1.01})
     assert "line 101: p_known is not in [0, 1]" in rgate(*monitor).exception.message
+    # Regression: the log of another gate was compared, and had "changed".
+    own = [{**line, "gate": ("calibrated", "remote")[i % 2]} for i, line in enumerate(lines)]
+    assert LIKE in printed("monitor", write(log, *own), "--gate", tmp_path / "gate")
+    write(log, *own, {**lines[0], "gate": "heads"})
+    error = rgate(*monitor).exception
+    assert isinstance(error, DataFormatError)
+    assert "line 101: the gate 'heads' decided, not " in error.message
     write(log, *lines)
     with log.open("a") as file:
         file.write('{"question": "half wri')

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rgate_integrations import Request, load_gate
+from rgate_integrations import CorpusProfile, Request, load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import (
     ConfigurationError,
@@ -26,7 +26,7 @@ from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
 from rgate_integrations.tuning.fitting import Table, crossfit, fit_correction, ridge_logistic
 from rgate_integrations.tuning.training import TrainingOptions
-from tests.commands import printed
+from tests.commands import printed, rgate
 from tests.saved_gates import change
 from tests.tuning_parts import (
     Direct,
@@ -220,6 +220,19 @@ def test_what_the_fit_lacks_is_said_before_the_llm_is_asked(tmp_path, prior, mon
         tuned(tmp_path, prior, direct=pytest.fail)
 
 
+def test_a_tuned_gate_is_not_replaced_by_another_command(tmp_path, prior):
+    """Regression: calibrate and train removed its prior, its report and its answer-first gate."""
+    folder = tuned(tmp_path, prior).folder
+    present, data = sorted(folder.rglob("*")), write(tmp_path / "data.jsonl", {})
+    for command in ("calibrate", "train"):
+        error = rgate(command, "--data", data, "--out", folder).exception
+        assert isinstance(error, ConfigurationError)
+        assert "contains other files, such as 'answer-first'" in error.message
+    with pytest.raises(ConfigurationError, match="contains other files"):
+        save_gate(SavedGate(method="calibrated"), folder)
+    assert sorted(folder.rglob("*")) == present
+
+
 def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):
     choice = tuned(tmp_path, prior, options={"policy": MaxLoss(0.05)}).question.choice
     assert (choice.guaranteed, choice.threshold) == (False, ALWAYS)
@@ -252,7 +265,43 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
         [row["question"] for row in asked]
     )
     assert [decision.retrieve for decision in decisions] == [index % 4 == 0 for index in range(60)]
-    assert "Threshold 0.000: retrieves for 25.0%." in (found.folder / "report.html").read_text()
+    page = (found.folder / "report.html").read_text()
+    assert "Threshold 0.000: retrieves for 25.0%." in page
+    # Regression: the page's own numbers left the overrides out, and contradicted this note.
+    assert [page.count(f'"override": {value}') for value in ("true", "null")] == [15 * 3, 45 * 3]
+
+
+def test_a_question_in_other_punctuation_is_not_tuned_on_twice(tmp_path, prior):
+    """Regression: it was asked and counted again, and was in several folds: 40 questions had a guarantee."""
+    direct, asked = Direct(), questions()
+    more = [
+        {**row, "question": f"What  is the {row['question'][8:]}{ends}"} for row in asked for ends in "?!"
+    ]
+    plain = tuned(tmp_path / "plain", prior, asked)
+    repeated = tuned(tmp_path / "repeated", prior, [*asked, *more], direct=direct)
+    assert (repeated.question.choice, sorted(direct.asked)) == (
+        plain.question.choice,
+        sorted(row["question"] for row in asked),
+    )
+    again = tuned(tmp_path / "plain", prior, more, update=True)
+    assert len(again.labels.known) == N
+
+
+@pytest.mark.model
+def test_a_corpus_changes_the_report_but_neither_the_guarantee_nor_the_gate(tmp_path, prior):
+    """Regression: what a corpus covered counted as retrieved, but the saved gate has no corpora, and skipped it."""
+    asked = questions()
+    for row in asked[::4]:
+        row["question"] = row["question"].replace("number", "the weight of the Acme X200 number")
+    corpus = CorpusProfile.from_description("Handbook of the Acme X200.")
+    plain, covered = (
+        tuned(tmp_path / str(number), prior, asked, options={"policy": Budget(0.7), "corpus": given})
+        for number, given in enumerate((None, corpus))
+    )
+    assert covered.question.choice == plain.question.choice
+    assert covered.question.retrieves.tolist() == plain.question.retrieves.tolist()
+    pages = [(found.folder / "report.html").read_text() for found in (plain, covered)]
+    assert ['"p_covered": 0.9' in page for page in pages] == [False, True]
 
 
 @pytest.mark.parametrize(

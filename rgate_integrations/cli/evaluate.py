@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from rgate_integrations.cli.terminal import (
     say_saved,
     say_table,
 )
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 
 if TYPE_CHECKING:
     from rgate_integrations.decision import Decision
@@ -131,6 +133,11 @@ def evaluate(
     from rgate_integrations.tuning.evaluation import evaluate as run
     from rgate_integrations.tuning.questions import all_examples
 
+    if latency is not None and not all(0 <= milliseconds < math.inf for milliseconds in latency):
+        raise ConfigurationError(
+            f"--latency must be two finite numbers of at least 0, not {latency[0]:g} and {latency[1]:g}.",
+            hint="For example, --latency 300 900.",
+        )
     if out is not None:
         check_output(out, *data)
     examples = all_examples(read_paired(data))
@@ -225,15 +232,14 @@ def calibrate(
 
     With enough questions the limit is guaranteed, with 95 % confidence. The command prints whether it is.
     """
-    from rgate_integrations.gates.folder import CONFIG, save_gate
+    from rgate_integrations.gates.folder import check_gate_output, save_gate
     from rgate_integrations.gates.registry import saved_gate
-    from rgate_integrations.runtime.files import check_output
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
     from rgate_integrations.tuning.calibration import DEFAULT_POLICY
 
     policy = make_policy(max_loss, budget) or DEFAULT_POLICY
-    check_output(out, *data, gate, proxy, files=(CONFIG,))
+    check_gate_output(out, *data, gate, proxy)
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)
     with progress_bar("asking the gate", stopped=NOT_WRITTEN) as report_progress:
@@ -245,6 +251,8 @@ def calibrate(
         f"threshold {calibration.choice.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
         f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
     )
+    if facts["repeated"]:
+        say(f"{facts['repeated']} repeated questions were left out.")
     say_saved(out)
 
 
@@ -279,8 +287,8 @@ def monitor(
     gate: Annotated[str, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
     """Compare logged decisions with those at calibration."""
-    from rgate_integrations.errors import ConfigurationError
     from rgate_integrations.gates.folder import read_gate
+    from rgate_integrations.gates.registry import list_gates
     from rgate_integrations.runtime.records import Record, read_records
     from rgate_integrations.tuning.evaluation import is_judged, measure_drift
 
@@ -294,11 +302,18 @@ def monitor(
         saved.provenance,
         hint="Make the gate with rgate tune or rgate calibrate.",
     )
+    # A client calls its server's gate "remote". Thresholds may differ: each call may have its own.
+    others = [info.name for info in list_gates() if info.name not in (saved.method, "remote")]
     logged = []
     for record in read_records(log, hint="Remove the line if its writing was interrupted."):
         p_known = record.optional_number("p_known")
         if p_known is not None and not 0 <= p_known <= 1:
             raise record.error("p_known is not in [0, 1]")
+        if record.fields.get("gate") in others:
+            raise DataFormatError(
+                f"{record.where}: the gate {record.fields['gate']!r} decided, not {gate!r} ({saved.method}).",
+                hint=f"Log decisions of that gate: rgate decide --gate {shlex.quote(gate)} --json.",
+            )
         if p_known is not None and is_judged(p_known, *map(record.fields.get, ("override", "error"))):
             logged.append(p_known)
     scores = calibration.numbers("scores")

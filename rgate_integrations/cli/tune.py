@@ -49,7 +49,10 @@ _STOPPED = (
 
 Labelling = Annotated[
     Literal["auto", "gold", "judge", "agreement"],
-    typer.Option(help="auto: judge with --judge, gold if all questions have gold answers, else agreement."),
+    typer.Option(
+        help="auto: judge with --judge, gold if all questions have gold answers, else agreement; "
+        "--update keeps gold and judge."
+    ),
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="Number of concurrent LLM calls.")]
 MaxQuestions = Annotated[int | None, typer.Option(min=1, help="Ask only this many, drawn at random.")]
@@ -200,7 +203,7 @@ def train(
 
     A probe takes minutes, and its cross-validated AUC is printed. All others are LoRA adapters of the --proxy model.
     """
-    from rgate_integrations.gates.folder import ADAPTER, CONFIG
+    from rgate_integrations.gates.folder import ADAPTER, check_gate_output
     from rgate_integrations.runtime.files import check_output, locked
     from rgate_integrations.tuning.training import SELF_LABEL, TrainingOptions
 
@@ -211,7 +214,10 @@ def train(
             "--self-label cannot be combined with --gate rewriter or --draft recorded.",
             hint="Omit --self-label, or use a --gate other than rewriter with --draft proxy or --draft none.",
         )
-    check_output(out, *data, model, files=(CONFIG if gate == "probe" else ADAPTER,))
+    if gate == "probe":
+        check_gate_output(out, *data, model)
+    else:
+        check_output(out, *data, model, files=(ADAPTER,))
     options = TrainingOptions(
         draft=draft,
         tokens=tokens,

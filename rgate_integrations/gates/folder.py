@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from rgate_integrations.errors import ModelLoadError, first_line
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, first_line
 from rgate_integrations.gates.artifacts import (
     ANSWER_FIRST,
     PRIOR,
@@ -29,6 +29,7 @@ from rgate_integrations.gates.artifacts import (
 )
 from rgate_integrations.runtime.files import (
     SHIPPED,
+    check_output,
     expand,
     find_folder,
     json_text,
@@ -82,13 +83,32 @@ def shipped() -> list[str]:
     return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
 
 
+def check_gate_output(folder: str | Path, *inputs: object) -> None:
+    """Check that a gate can be saved to a folder, as `check_output` does, and that this would remove only a gate.
+
+    Raises:
+        ConfigurationError: An input is the folder or inside it, or the folder has other files than a saved gate, such
+            as the prior and the report of a tuned one.
+        WriteError: The folder's folder is not one, or may not be written to.
+    """
+    check_output(folder, *inputs, files=(CONFIG,))
+    _, folders, files = next(os.walk(find_folder(folder)), ("", [], []))
+    others = {name for name in (*folders, *files) if not name.startswith(".")} - {CARD, CONFIG, WEIGHTS}
+    if others:
+        raise ConfigurationError(
+            f"{str(folder)!r} cannot be replaced: it contains other files, such as {min(others)!r}.",
+            hint="Choose another folder.",
+        )
+
+
 def save_gate(gate: SavedGate, folder: str | Path) -> Path:
     """Save a gate atomically, replacing an earlier one, and return its folder.
 
     Raises:
-        ConfigurationError: The path cannot name a folder, or is a file, or a folder with files but no gate.
+        ConfigurationError: The path cannot name a folder, or is a file, or a folder with other files than a gate.
         WriteError: The gate could not be written.
     """
+    check_gate_output(folder)
     # Relative to this folder, so that both can be moved together and loaded from any other folder.
     start = os.path.realpath(os.path.expanduser(folder))
     parameters = map_folders(

@@ -23,11 +23,23 @@ IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff"
 UNSPACED = re.compile(rf"[{IDEOGRAPHS}\u0e00-\u0eff]")
 """Matches a character of a script without spaces between words, such as Japanese or Thai."""
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLES = re.compile(r"\b(a|an|the)\b(?![+#])")
 # As SQuAD does, "U.S." is "us". LLMs write typographic quotes and hyphens; gold answers, ASCII.
 _DROPPED = string.punctuation + "‘’‚“”„«»´‐‑–"
 _SEPARATORS = "—…،؛؟۔।。、・「」『』《》（），：；！？"  # no white space follows them
 _PUNCTUATION = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SEPARATORS, " "))
+# Unlike SQuAD's, because "1.5" is not "15", "-5" is not "5", and "C++" is not "C".
+_MEANT = re.compile(
+    r"""(
+    (?<=\d)\.(?=\d)
+    | (?<=\b0),(?=\d)
+    | (?<=\d),(?=\d)(?!\d{3}(?!\d))  # before three digits, it separates thousands
+    | (?<!\w)[-−–](?=\d)
+    | (?<=[^\W\d_])(?:\+\+|\#)
+    )""",
+    re.VERBOSE,
+)
+_MEANT_FORMS = str.maketrans(",−–", ".--")
 _MAX_LOGGED = 300  # characters
 _SAY_NOTHING = re.compile(
     "an?|the|and|or|not?|of|in|on|at|to|for|from|with|by|as|is|are|was|be|its?|this|that|what|which|who|how"
@@ -43,13 +55,17 @@ _PART = re.compile(r"[^\W\d_]+|\d+")  # the parts of a word: "who_wrote_hamlet" 
 def normalise(text: str) -> str:
     """Return a text in lower case, without punctuation, English articles and extra white space, as SQuAD does.
 
-    Em dashes, and Arabic, Indian, Chinese and Japanese punctuation, count as white space.
+    Em dashes, and Arabic, Indian, Chinese and Japanese punctuation, count as white space. Decimal points, minus
+    signs, and the symbols of C++ and C# are kept.
 
     Examples:
-        >>> normalise("The  Beatles, (band)")
-        'beatles band'
+        >>> normalise("The  Beatles, (band)"), normalise("-1,000.5"), normalise("C++")
+        ('beatles band', '-1000.5', 'c++')
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    parts = _MEANT.split(text.lower())
+    parts[::2] = [part.translate(_PUNCTUATION) for part in parts[::2]]
+    parts[1::2] = [part.translate(_MEANT_FORMS) for part in parts[1::2]]
+    return " ".join(_ARTICLES.sub(" ", "".join(parts)).split())
 
 
 def encodable(text: str) -> str:

@@ -12,13 +12,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from rgate_integrations.decision import Decision, to_float
+from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.decision_engine import DecisionEngine
+from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, needs_extra
+from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.composite import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import ProbabilityMap, logits, sigmoids
@@ -26,7 +30,13 @@ from rgate_integrations.gates.registry import asks_server
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.evaluation import SCORE_DIGITS, expected_calibration_error, is_judged, judge
-from rgate_integrations.tuning.questions import DataFile, DraftKind, all_examples
+from rgate_integrations.tuning.questions import (
+    DataFile,
+    DraftKind,
+    all_examples,
+    check_all,
+    without_repetitions,
+)
 
 ALWAYS = 1.01
 """A threshold above every probability: always retrieve."""
@@ -226,6 +236,14 @@ Policy: TypeAlias = Budget | MaxLoss
 DEFAULT_POLICY = MaxLoss(0.02)
 
 
+def check_policy(policy: object) -> None:
+    """Raise a `ConfigurationError` if ``policy`` is not a `Policy`."""
+    if not isinstance(policy, Policy):
+        raise ConfigurationError(
+            f"policy= must be MaxLoss(…) or Budget(…), not {policy!r}.", hint="Use MaxLoss(0.02)."
+        )
+
+
 def upper_bound(successes: int, n: int, confidence: float) -> float:
     """Return the exact one-sided upper confidence bound of a share (Clopper and Pearson 1934), in [0, 1].
 
@@ -292,7 +310,8 @@ class Calibration:
     Attributes:
         gate: The gate, with its threshold.
         choice: The choice of the policy, with its guarantee.
-        provenance: Policy, number of questions, seed, data, calibration error and date, as JSON values.
+        provenance: Policy, number of questions, and of repeated ones that were left out, seed, data, calibration
+            error and date, as JSON values.
     """
 
     gate: DecisionEngine
@@ -301,7 +320,7 @@ class Calibration:
 
 
 def calibrate(
-    gate: DecisionEngine,
+    gate: DecisionEngine | Gate | str,
     files: Sequence[DataFile],
     policy: Policy,
     *,
@@ -312,21 +331,26 @@ def calibrate(
     """Calibrate a gate: fit Platt scaling on half of the paired data, choose the threshold on the other half.
 
     Args:
-        gate: The gate.
-        files: Paired data, from the same traffic that the gate will see.
+        gate: The gate, or an argument for `load_gate`.
+        files: Paired data, from the same traffic that the gate will see. Of a question that they repeat, the first
+            line counts.
         policy: Chooses the threshold.
         draft: The drafts that the gate reads, see `rgate_integrations.tuning.evaluation.judge`.
         seed: Seed of the split.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: The gate has a corpus or asks a server, or ``draft`` is not one of `DraftKind`.
+        ConfigurationError: The gate is not one of `load_gate`, has a corpus or asks a server; ``files`` or ``policy``
+            is of another type; or ``draft`` is not one of `DraftKind`.
         DataFormatError: The half for the threshold has fewer than 20 questions, or a draft or label is missing.
         EvidenceError: The gate failed on every question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
-    _check_savable(gate)
-    examples = all_examples(files)
+    check_policy(policy)
+    check_all(files, DataFile, "Pass read_paired(PATHS).")
+    gate = _check_savable(resolve_gate(gate))
+    labelled = all_examples(files)
+    examples = without_repetitions(labelled, attrgetter("question"))
     fit, choose = _split(len(examples), seed)
     judged = judge(gate, examples, draft=draft, progress=progress)
     p_known = np.array([decision.p_known for decision in judged.decisions])
@@ -344,19 +368,24 @@ def calibrate(
         "ece_before": round(expected_calibration_error(p_known[choose][kept], held_out.closed_book[kept]), 4),
         "ece": round(expected_calibration_error(probabilities[kept], held_out.closed_book[kept]), 4),
         "draft": draft,
+        "repeated": len(labelled) - len(examples),
         "data": list(map(DataFile.as_provenance, files)),
     }
-    # Asking for a fingerprint would load a proxy that no decision needed.
-    has_read = any(decision.cost.model_calls for decision in judged.decisions)
-    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     calibrated = CalibratedGate(
         inner=gate.gate,
         probability=fitted,
         threshold=choice.threshold,
         proxy=gate.proxy,
-        fingerprint=gate.get_proxy().fingerprint if has_read and may_read else "",
+        fingerprint=_read_fingerprint(gate, judged.decisions.tolist()),
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
+
+
+def _read_fingerprint(gate: DecisionEngine, decisions: Sequence[Decision]) -> str:
+    """Return the fingerprint of a gate's proxy; empty if no decision read it, as asking would load it."""
+    has_read = any(decision.cost.model_calls for decision in decisions)
+    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
+    return gate.get_proxy().fingerprint if has_read and may_read else ""
 
 
 def _split(n: int, seed: int) -> list[PositionArray]:
@@ -376,8 +405,13 @@ def _split(n: int, seed: int) -> list[PositionArray]:
     return [fit, choose]
 
 
-def _check_savable(gate: DecisionEngine) -> None:
-    """Raise a `ConfigurationError` if the calibrated gate could not be saved, or loaded again."""
+def _check_savable(gate: Decider) -> DecisionEngine:
+    """Return the gate; raise a `ConfigurationError` if, calibrated, it could not be saved, or loaded again."""
+    if not isinstance(gate, DecisionEngine):
+        raise ConfigurationError(
+            f"The gate {gate.name!r} cannot be calibrated: only gates from load_gate can.",
+            hint="Write it as a subclass of Gate, and pass load_gate(MyGate()).",
+        )
     if gate.corpora:
         raise ConfigurationError(
             "A gate with a corpus cannot be calibrated.",
@@ -388,6 +422,7 @@ def _check_savable(gate: DecisionEngine) -> None:
             "A gate that asks a decision server cannot be calibrated, because no saved gate may ask one.",
             hint="Calibrate the gate with which the server was started, and serve the calibrated one.",
         )
+    return gate
 
 
 def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:

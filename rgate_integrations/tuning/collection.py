@@ -27,7 +27,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.models.download import cache_dir
 from rgate_integrations.models.remote import RemoteModel
-from rgate_integrations.runtime.files import JsonlLog, expand, json_line, locked
+from rgate_integrations.runtime.files import JsonlLog, expand, find_folder, json_line, locked
 from rgate_integrations.runtime.records import Record, first_problem
 from rgate_integrations.tuning.arms import SAMPLE, Arm, ModelArm
 from rgate_integrations.tuning.questions import Question
@@ -328,6 +328,20 @@ def answers_file(out: str | Path) -> Path:
     """Return the path of the file of answers for ``out``, a file or folder: ``NAME.answers.jsonl`` next to it."""
     path = expand(out)
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
+
+
+def check_continuable(out: Path) -> None:
+    """Check that an output that exists, a file or folder, has its file of answers: without it, they would be lost.
+
+    Raises:
+        DataFormatError: The file of answers is missing.
+    """
+    path = answers_file(out)
+    if find_folder(out).exists() and not path.exists():
+        raise DataFormatError(
+            f"{str(out)!r} cannot be continued, because its file of answers, {str(path)!r}, is missing.",
+            hint="Restore that file, or choose another output path.",
+        )
 
 
 def arm_kind(arm: ArmName) -> str:

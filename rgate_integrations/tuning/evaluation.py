@@ -20,7 +20,7 @@ from rgate_integrations.errors import DataFormatError, EvidenceError, needs_extr
 from rgate_integrations.gates.corpus import COVERED
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, in_chunks, no_progress
-from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
+from rgate_integrations.tuning.questions import DraftKind, Example, check_all, recorded_drafts
 
 SCORE_DIGITS = 5
 """Decimal digits of the scores in a calibration's provenance."""
@@ -78,11 +78,15 @@ def judge(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``draft`` is not one of `DraftKind`.
+        ConfigurationError: ``gate`` is not a gate, ``examples`` are not `Example` objects, or ``draft`` is not one of
+            `DraftKind`.
         DataFormatError: There are no questions, or one lacks a label; or ``draft`` is ``"recorded"``, and a question
             has no recorded answer.
         EvidenceError: The gate failed on every question.
     """
+    check_all(
+        examples, Example, "Pass the examples of each file of read_paired(PATHS), as in files[0].examples."
+    )
     questions = [example.question for example in examples]
     requests = [
         Request(question.text, draft=recorded, popularity=question.popularity)
@@ -152,7 +156,7 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     }
     rates = np.linspace(0, 1, 21)
     accuracies = np.interp(rates * n, np.arange(n + 1), retrieval_curve(p, known, rag))
-    intervals = {name: [round(end, 4) for end in wilson(metrics[name], n)] for name in _SHARES}
+    intervals = {name: [*wilson(metrics[name], n)] for name in _SHARES}
     if min(known.sum(), (~known).sum()) >= _LEAST_OF_A_CLASS:
         # The bootstrap has a fixed seed, so that the same data always give the same interval.
         rng = np.random.default_rng(0)
@@ -161,10 +165,10 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
             rows = rng.integers(0, n, n)
             areas.append(auc(p[rows], known[rows]))
         # A resample with only one class has no AUC, and nanquantile ignores it.
-        intervals["auc"] = np.nanquantile(areas, [0.025, 0.975]).round(4).tolist()
+        intervals["auc"] = np.nanquantile(areas, [0.025, 0.975]).tolist()
     return {
-        # JSON has no NaN. Adding 0 turns -0.0 into 0.0, and keeps counts whole.
-        **{name: None if math.isnan(value) else round(value, 4) + 0 for name, value in metrics.items()},
+        # JSON has no NaN. Not rounded, because they would be rounded twice when they are shown.
+        **{name: None if math.isnan(value) else value for name, value in metrics.items()},
         "n": n,
         "failed": sum(decision.error is not None for decision in judged.decisions),
         "curve": np.stack([rates, accuracies], axis=1).round(4).tolist(),
@@ -204,7 +208,8 @@ def evaluate(
         counts only for the corpus that covers it best), ``gate_ms`` (mean time of a decision) and ``versions``.
 
     Raises:
-        ConfigurationError: ``draft`` is not one of `DraftKind`.
+        ConfigurationError: ``gate`` is not a gate, ``examples`` are not `Example` objects, or ``draft`` is not one of
+            `DraftKind`.
         DataFormatError: There are no questions, or one lacks a label; or ``draft`` is ``"recorded"``, and a question
             has no recorded answer.
         EvidenceError: The gate failed on every question.
@@ -224,7 +229,7 @@ def evaluate(
         "draft": draft,
         "sets": sets,
         "pooled": measure(judged),
-        "covered": {corpus: round(count / len(examples), 4) for corpus, count in best.most_common()},
+        "covered": {corpus: count / len(examples) for corpus, count in best.most_common()},
         "gate_ms": round(float(np.mean([decision.cost.milliseconds for decision in judged.decisions])), 2),
         "versions": {
             "rgate-integrations": version("rgate-integrations"),
@@ -256,7 +261,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
     if rag > direct:
         even = min(max(saved / (rag - direct), 0.0), 1.0)
     gated = gate + rate * rag + (1 - rate) * direct
-    return {"always_ms": round(rag, 2), "gated_ms": round(gated, 2), "break_even": round(even, 4)}
+    return {"always_ms": round(rag, 2), "gated_ms": round(gated, 2), "break_even": even}
 
 
 @dataclass(frozen=True)

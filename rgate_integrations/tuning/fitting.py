@@ -14,6 +14,7 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.composite import draft_features
+from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.models.base import HasStates, PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
@@ -80,7 +81,8 @@ def make_readings(gate: DecisionEngine, questions: Sequence[str], progress: Prog
     """Let a gate decide about questions, and read the questions' hidden states in its proxy.
 
     Args:
-        gate: The prior: the gate that tuning corrects.
+        gate: The prior: the gate that tuning corrects. If it has corpora, the decisions tell what these cover, but
+            are made without them, as the saved gate decides.
         questions: The questions.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -89,14 +91,24 @@ def make_readings(gate: DecisionEngine, questions: Sequence[str], progress: Prog
         RGateError: The gate failed on a question. Leaving the question out would change the fit.
     """
     strict, proxy = gate.with_options(on_error="raise"), require_states(gate.get_proxy())
+    # Its overrides count in the guarantee, and corpora are not saved.
+    without = strict.with_options(gate=strict.gate.inner) if isinstance(strict.gate, CorpusGate) else strict
     layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
     decisions: list[Decision] = []
     states: list[Float32Array] = []
     for chunk in in_chunks(questions, "reading the questions", progress):
         values = [{"question": question} for question in chunk]
-        decisions += strict.decide_batch(chunk)
+        decided = without.decide_batch(chunk)
+        if strict.corpora:
+            decided = list(map(_with_coverage, decided, strict.decide_batch(chunk)))
+        decisions += decided
         states += [hidden.states for hidden in read_states(proxy, ANSWER, values, None, layers)]
     return Readings(tuple(decisions), np.stack(states), layers, proxy)
+
+
+def _with_coverage(decision: Decision, covered: Decision) -> Decision:
+    """Return a decision with what the corpora of another decision cover."""
+    return decision.model_copy(update={"p_covered": covered.p_covered, "corpora": covered.corpora})
 
 
 def check_learnable(labels: Labels) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -29,9 +31,12 @@ from rgate_integrations.tuning.collection import (
     ArmName,
     Progress,
     answers_file,
+    check_continuable,
     no_progress,
 )
-from rgate_integrations.tuning.questions import Question, Questions, read_questions
+from rgate_integrations.tuning.questions import Question, Questions, read_questions, without_repetitions
+
+_log = logging.getLogger("rgate_integrations")
 
 JUDGE = PromptTemplate(
     name="answer-judge",
@@ -134,12 +139,10 @@ def label(
         ServerError: The judge could not be reached, or too many calls failed.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
-    complete = answers.complete()
+    complete = without_repetitions(answers.complete(), attrgetter("question"))
     with_gold = [answered for answered in complete if answered.question.gold]
-    if valid_choice(kind, "labels", get_args(LabelKind)) == "auto" and judge is not None:
-        kind = "judge"
-    elif kind == "auto":
-        kind = "gold" if len(with_gold) == len(complete) else "agreement"
+    if valid_choice(kind, "labels", get_args(LabelKind)) == "auto":
+        kind = "judge" if judge is not None else _choose_kind(len(with_gold), len(complete))
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
     if kind == "judge":
@@ -169,6 +172,20 @@ def label(
         unlabelled=len(complete) - len(labelled),
         judge=judge.name if kind == "judge" and judge is not None else "",
     )
+
+
+def _choose_kind(with_gold: int, total: int) -> LabelKind:
+    """Return the kind of label without a judge; warn if questions without gold answers decide it for the others."""
+    if with_gold == total:
+        return "gold"
+    if with_gold:
+        _log.warning(
+            "%d of %d questions have no gold answers, so agreement labels all of them. "
+            'labels="gold" (--labels gold) leaves these out instead.',
+            total - with_gold,
+            total,
+        )
+    return "agreement"
 
 
 def _label_answers(
@@ -324,7 +341,7 @@ def collect(
         `rgate_integrations.tuning.questions.read_examples` does.
 
     Raises:
-        ConfigurationError: ``out`` is the file ``questions``, or earlier answers were made with other settings.
+        ConfigurationError: ``llm`` is no model, ``out`` is ``questions``, or earlier answers had other settings.
         DataFormatError: The questions or earlier answers cannot be read, a question has no gold answers, or
             ``out`` exists without its file of answers.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
@@ -332,6 +349,11 @@ def collect(
         LockedError: Another process is writing to ``out`` or the file of answers.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.
     """
+    if not isinstance(llm, LanguageModel):
+        raise ConfigurationError(
+            f"collect needs a model that answers with and without passages, not {type(llm).__name__}.",
+            hint="Pass a model of this package, such as RemoteModel(URL, MODEL). tune takes functions, too.",
+        )
     out = expand(out)
     check_output(out, questions)
     answers_path = answers_file(out)
@@ -341,11 +363,7 @@ def collect(
     # Two locks, because `tune` may use the same answers.
     with locked(out), locked(answers_path):
         to_ask = read_questions(questions, gold=True)
-        if out.exists() and not answers_path.exists():
-            raise DataFormatError(
-                f"{str(out)!r} cannot be continued, because its file of answers, {str(answers_path)!r}, is missing.",
-                hint="Restore that file, or choose another output path.",
-            )
+        check_continuable(out)
         answers = Answers(answers_path, arms)
         answers.ask(to_ask, progress=progress)
         verdicts = {} if judge is None else ask_judge(answers, judge, progress=progress)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
 from rgate_integrations.decision import Draft, valid_choice
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.files import as_paths, expand
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
+_T = TypeVar("_T")
 _HINT = 'Write each question as {"question": "…"}, with "gold_answers": ["…"] where required.'
 
 LABEL = "closed_book_correct"
@@ -55,6 +56,11 @@ class Question:
         # `replace`, because lone surrogates cannot be encoded.
         return hashlib.sha256(self.text.casefold().encode(errors="replace")).hexdigest()[:16]
 
+    @property
+    def normalised(self) -> str:
+        """The text after `normalise`, or the text itself if that is empty, as for one that consists of symbols."""
+        return normalise(self.text) or self.text
+
     @classmethod
     def from_record(cls, record: Record, dataset: str = "") -> Question:
         """Read a question from a record; ``dataset`` is the default for records without one.
@@ -72,8 +78,10 @@ class Question:
             raise record.error("popularity is below 0")
         key = "gold_answers" if "gold_answers" in record.fields else "answer"
         draft = None
-        text = record.optional_text("closed_book_text") or record.optional_text("closed_book_answer")
-        if text:
+        names = ("closed_book_text", "closed_book_answer")
+        texts = [record.optional_text(name) for name in names if record.fields.get(name) is not None]
+        if texts:  # the LLM may have answered with nothing
+            text = next(filter(None, texts), "")
             draft = Draft(text=text, logprobs=record.logprobs("closed_book_logprobs"), source="recorded")
         return cls(
             text=asked,
@@ -194,9 +202,36 @@ class DataFile:
         return {"name": self.name, "sha256": self.sha256, "n": len(self.examples), "known": known}
 
 
+def check_all(items: object, kind: type[Example] | type[DataFile], hint: str) -> None:
+    """Check that items are a sequence of examples or files, not for example a path.
+
+    Raises:
+        ConfigurationError: They are not; ``hint`` says where to get them.
+    """
+    wrong = [items]
+    if isinstance(items, Sequence):
+        wrong = [item for item in items if not isinstance(item, kind)]
+    if wrong:
+        raise ConfigurationError(
+            f"Paired data must be a list of {kind.__name__} objects, but {type(wrong[0]).__name__} was given.",
+            hint=hint,
+        )
+
+
 def all_examples(files: Sequence[DataFile]) -> list[Example]:
     """Return the examples of all files, in order."""
     return list(chain.from_iterable(file.examples for file in files))
+
+
+def without_repetitions(items: Iterable[_T], question: Callable[[_T], Question]) -> list[_T]:
+    """Return the items without those whose question is, after `normalise`, that of an earlier item.
+
+    A guarantee requires it: a question must not be in both halves of the data, or in two folds, nor count twice.
+    """
+    first: dict[str, _T] = {}
+    for item in items:
+        first.setdefault(question(item).normalised, item)
+    return list(first.values())
 
 
 def read_examples(
@@ -228,10 +263,8 @@ def read_examples(
         needed = '"gold_answers" and "closed_book_text"' if label == "match_ratio" else f'"{label}"'
         for record, question in _read_file(path, f'Each line needs "question" and {needed}.'):
             target = _read_target(record, question, label) if targets is None else targets[question.text]
-            # A question that consists of symbols normalises to an empty text.
-            key = normalise(question.text) or question.text
-            if key not in seen:
-                seen.add(key)
+            if question.normalised not in seen:
+                seen.add(question.normalised)
                 examples.append(Example(question, target))
         files.append(DataFile.from_examples(path, examples))
     return files

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import plain
@@ -34,9 +34,9 @@ class ReportedQuestion(BaseModel, frozen=True, allow_inf_nan=False):
     question: str
     dataset: str = ""
     draft: str | None = None
-    p_known: float
+    p_known: float = Field(ge=0, le=1)
     override: bool | None = None
-    p_covered: float | None = None
+    p_covered: float | None = Field(default=None, ge=0, le=1)
     corpus: str | None = None
     closed_book_correct: bool
     rag_correct: bool
@@ -50,7 +50,7 @@ class Result(BaseModel, frozen=True, allow_inf_nan=False):
     threshold: float | None = None
     break_even: dict[str, float] | None = None
     notes: tuple[str, ...] = ()
-    questions: tuple[ReportedQuestion, ...]
+    questions: tuple[ReportedQuestion, ...] = Field(min_length=1)
 
 
 def read_results(paths: str | Path | Sequence[str | Path]) -> list[Result]:
@@ -158,6 +158,7 @@ def _as_result(
                 dataset=answered.question.dataset or "all questions",
                 draft=answered.direct.text,
                 p_known=round(float(p), 5),
+                override=None if decision.override is None else decision.override.retrieve,
                 p_covered=decision.p_covered,
                 corpus=decision.corpora[0] if decision.corpora else None,
                 closed_book_correct=bool(labels.known[index]),

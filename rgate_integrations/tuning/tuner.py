@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -22,12 +22,13 @@ from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.files import check_output, expand, find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
-from rgate_integrations.tuning.calibration import DEFAULT_POLICY, LEAST, Policy
+from rgate_integrations.tuning.calibration import DEFAULT_POLICY, LEAST, Policy, check_policy
 from rgate_integrations.tuning.collection import (
     Answers,
     ArmName,
     Progress,
     answers_file,
+    check_continuable,
     no_progress,
 )
 from rgate_integrations.tuning.evaluation import MAX_SEED, question_folds
@@ -38,7 +39,7 @@ from rgate_integrations.tuning.fitting import (
     make_readings,
 )
 from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, label
-from rgate_integrations.tuning.questions import Question, Questions, read_questions
+from rgate_integrations.tuning.questions import Question, Questions, read_questions, without_repetitions
 from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
@@ -51,7 +52,8 @@ class TuneOptions:
     Attributes:
         policy: Chooses the threshold: `MaxLoss` or `Budget`. When None, the policy of the gate that is updated, or
             ``MaxLoss(0.02)`` for a new gate.
-        labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
+        labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`. If a gate is updated whose labels
+            are from gold answers or a judge, ``"auto"`` keeps their kind.
         judge: Model that judges answers against gold ones; ``labels="judge"`` needs one, ``"auto"`` uses it if given.
         max_questions: Maximum number of questions to ask, drawn at random, at least 1; all when None.
         embedder: Detects answers of the same meaning, for ``labels="agreement"``; when None, only words are compared.
@@ -89,10 +91,8 @@ class TuneOptions:
         valid_choice(self.labels, "labels", get_args(LabelKind))
         if self.labels == "judge" and self.judge is None:
             raise ConfigurationError('labels="judge" needs a judge.', hint="Pass judge= (--judge).")
-        if not isinstance(self.policy, Policy | None):
-            raise ConfigurationError(
-                f"policy= must be MaxLoss(…) or Budget(…), not {self.policy!r}.", hint="Use MaxLoss(0.02)."
-            )
+        if self.policy is not None:
+            check_policy(self.policy)
         minima = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0, "seed": 0}
         for name, minimum in minima.items():
             if getattr(self, name) is not None:
@@ -148,7 +148,8 @@ def tune(
     Each answer is saved immediately, so an interrupted run resumes without repeating answered calls.
 
     Args:
-        questions: The log; see `rgate_integrations.tuning.questions.read_questions`.
+        questions: The log; see `rgate_integrations.tuning.questions.read_questions`. Questions that differ only in
+            case, punctuation and articles are asked once.
         direct: Answers without retrieval: a LangChain runnable or LlamaIndex engine that takes the question, a
             `rgate_integrations.models.base.LanguageModel`, or a function of the question.
         retrieve: Answers with retrieval; the same types.
@@ -163,7 +164,8 @@ def tune(
         ConfigurationError: ``out`` exists and ``update`` is false, or ``out`` contains the file ``questions`` or is
             not a tuned gate. Or ``direct`` or ``retrieve`` is of an unsupported type, or ``direct`` cannot give
             samples. Or one of them, or the judge, has other settings than when it gave the earlier answers.
-        DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all labels are the same.
+        DataFormatError: The log cannot be read, ``out`` exists without its file of answers, fewer than
+            20 questions have labels, or all labels are the same.
         ModelLoadError: The gate ``options.init_from`` cannot be read or corrected, or the gate in ``out`` is damaged.
         RGateError: The gate ``options.init_from`` has a proxy without hidden states, or could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
@@ -179,19 +181,24 @@ def tune(
     gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
     require_states(gate.get_proxy())
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
-    policy = _check_replaceable(folder, update, questions)
+    options = _check_replaceable(folder, update, questions, options)
     arms: dict[ArmName, Arm] = {"direct": as_arm(direct, "direct"), "retrieve": as_arm(retrieve, "retrieve")}
     arms |= sampling_arms(arms["direct"], options.num_samples)
-    to_ask = read_questions(questions)
-    order = np.random.default_rng(options.seed).permutation(len(to_ask))  # a random sample in the log's order
-    to_ask = [to_ask[index] for index in np.sort(order[: options.max_questions])]
+    to_ask = _draw(questions, options)
     with locked(answers_file(folder)):  # not the folder, which is replaced as a whole at the end
         answers = Answers(answers_file(folder), arms)
         _check_enough([*to_ask, *(answered.question for answered in answers.complete())], options)
         if before is not None:
             before(len(to_ask), answers.count_missing(to_ask))
         failed = answers.ask(to_ask, concurrency=options.concurrency, progress=progress)
-        return _fit_and_write(answers, gate, folder, failed, options.policy or policy, options, progress)
+        return _fit_and_write(answers, gate, folder, failed, options, progress)
+
+
+def _draw(source: Questions, options: TuneOptions) -> list[Question]:
+    """Return the questions to ask: a random sample of the log, in its order."""
+    questions = without_repetitions(read_questions(source), lambda question: question)
+    order = np.random.default_rng(options.seed).permutation(len(questions))
+    return [questions[index] for index in np.sort(order[: options.max_questions])]
 
 
 def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
@@ -203,7 +210,7 @@ def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
     needs_gold = options.labels in ("gold", "judge") or (
         options.labels == "auto" and options.judge is not None
     )
-    usable = {question.text for question in questions if question.gold or not needs_gold}
+    usable = {question.normalised for question in questions if question.gold or not needs_gold}
     if len(usable) < LEAST:
         raise DataFormatError(
             f"Only {len(usable)} questions{' have gold answers' if needs_gold else ''}; at least {LEAST} are needed.",
@@ -213,12 +220,15 @@ def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
         )
 
 
-def _check_replaceable(folder: Path, update: bool, questions: Questions) -> Policy:
-    """Check, before any LLM call, that the gate can be written; return the earlier gate's policy, or the default.
+def _check_replaceable(folder: Path, update: bool, questions: Questions, options: TuneOptions) -> TuneOptions:
+    """Check, before any LLM call, that the gate can be written; return the options, completed by an earlier gate's.
+
+    Its labels count unless they are by agreement, which only stands in for others.
 
     Raises:
         ConfigurationError: The file ``questions`` is inside the folder; or the folder exists, and ``update`` is false
-            or the folder is not a tuned gate.
+            or the folder is not a tuned gate; or its labels need a judge.
+        DataFormatError: ``update`` is true, but the folder's file of answers is missing.
         ModelLoadError: ``update`` is true, but the gate in the folder is damaged.
     """
     check_output(folder, questions)
@@ -230,16 +240,21 @@ def _check_replaceable(folder: Path, update: bool, questions: Questions) -> Poli
             "folder.",
         )
     if not existing.exists():
-        return DEFAULT_POLICY
+        return options
     earlier = read_gate(folder) if (existing / CONFIG).is_file() else None
     if earlier is None or earlier.method != "tuned":
         raise ConfigurationError(
             f"{str(folder)!r} is not a tuned gate, so it cannot be updated.", hint="Choose another folder."
         )
+    check_continuable(folder)
     try:
-        return TypeAdapter(Policy).validate_python(earlier.provenance.get("policy"))
+        policy = TypeAdapter(Policy).validate_python(earlier.provenance.get("policy"))
     except ValidationError as error:
         raise unreadable(folder, error) from error
+    labels = earlier.provenance.get("labels")
+    if options.labels != "auto" or options.judge is not None or labels not in ("gold", "judge"):
+        labels = options.labels
+    return replace(options, policy=options.policy or policy, labels=labels)
 
 
 def _fit_and_write(
@@ -247,7 +262,6 @@ def _fit_and_write(
     gate: DecisionEngine,
     folder: Path,
     failed: int,
-    policy: Policy,
     options: TuneOptions,
     progress: Progress,
 ) -> TuneResult:
@@ -267,7 +281,9 @@ def _fit_and_write(
     facts: dict[str, Any] = {"prior": options.init_from, "failed": failed}
     if labels.kind == "judge":
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
-    fit = partial(fit_gate, labels, readings, policy, seed=options.seed, facts=facts, llm=llm)
+    fit = partial(
+        fit_gate, labels, readings, options.policy or DEFAULT_POLICY, seed=options.seed, facts=facts, llm=llm
+    )
     progress("fitting", 0, 2)
     question = fit()
     progress("fitting", 1, 2)
