@@ -183,6 +183,12 @@ def test_a_conversation_goes_through_the_models_template(proxy, answer):
     assert tokens == len(proxy.encoder.encode_chat(CONVERSATION))
 
 
+def test_tokens_are_counted_in_the_models_own_vocabulary(proxy):
+    """Regression: LangChain asked the Hub for GPT-2's, and counted none where that failed."""
+    chat = LocalChat(proxy=proxy)
+    assert chat.get_num_tokens("Hello there") == len(proxy.runner.encoder.ids("Hello there")) > 0
+
+
 def test_a_message_of_an_old_agent_keeps_its_role(proxy):
     """Regression: KeyError."""
     turns = [HumanMessage("Hi"), FunctionMessage("12", name="add")]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,37 @@ def test_code_beside_a_model_is_not_run(llm):
         load(llm)
     assert "never run" in caught.value.hint
     assert "trust_remote_code" not in str(caught.value)
+
+
+# --- what is missing or damaged ----------------------------------------------------------------------------
+
+
+def rewrite(path, change):
+    from safetensors.torch import load_file, save_file
+
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+def test_a_model_or_adapter_without_some_weights_is_refused(llm, tmp_path):
+    """Regression: transformers makes up what is missing at random, so a gate on such a model skipped at random."""
+    adapter = save_lora(llm, tmp_path / "adapter")
+    rewrite(Path(adapter, "adapter_model.safetensors"), lambda tensors: dict(list(tensors.items())[1:]))
+    with pytest.raises(ModelLoadError, match=r"weights are missing \(1 in all\), such as .*lora"):
+        load_adapter(load(llm), adapter, "one")
+    rewrite(
+        llm / "model.safetensors",
+        lambda tensors: {name: tensor for name, tensor in tensors.items() if "layers.0" not in name},
+    )
+    with pytest.raises(ModelLoadError, match=r"weights are missing \(\d+ in all\), such as model\.layers\.0"):
+        load(llm)
+
+
+def test_damaged_weights_are_a_typed_error_with_a_hint(llm):
+    """Regression: a SafetensorError, without a hint."""
+    (llm / "model.safetensors").write_bytes(b"\x08\0\0\0")
+    with pytest.raises(ModelLoadError) as caught:
+        load(llm)
+    assert caught.value.hint
 
 
 # --- pickles -----------------------------------------------------------------------------------------------

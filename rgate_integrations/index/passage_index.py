@@ -267,7 +267,7 @@ class PassageIndex:
             ConfigurationError: The vectors are not finite, their dimension differs from the index's, their number
                 differs from that of the queries, or ``k`` is not a positive whole number.
         """
-        valid_count(k, "k")
+        k = valid_count(k, "k")
         # Read once, because another thread may replace it meanwhile.
         state = self._state
         if not state.passages:

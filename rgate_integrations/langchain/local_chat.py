@@ -78,6 +78,10 @@ class LocalChat(BaseChatModel, GenerationOptions):
     def _model(self) -> TransformersProxy:
         return self.proxy or shared_proxy(self.model_name)
 
+    def get_token_ids(self, text: str) -> list[int]:
+        """Return the token ids of a text, in this model's own vocabulary."""
+        return self._model.runner.encoder.ids(text)
+
     def _generate(
         self,
         messages: list[BaseMessage],

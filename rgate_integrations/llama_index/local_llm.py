@@ -26,7 +26,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms import LLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from pydantic import Field, SkipValidation
+from pydantic import ConfigDict, Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.answer_first import in_threads
@@ -57,12 +57,14 @@ class LocalLLM(LLM, GenerationOptions):
             ``layers`` names a layer that does not exist, the model has no chat template or the template rejects
             the conversation, or the prompt fills the model's context.
         RGateError: Raised by a call: the model cannot be loaded.
-        pydantic.ValidationError: An option is out of range.
+        pydantic.ValidationError: An option is unknown or out of range.
 
     Examples:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM
         >>> llm = LocalLLM(model="smollm2-135m-instruct", max_tokens=64)
     """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     model: str = DEFAULT_MODEL
     proxy: SkipValidation[TransformersProxy | None] = Field(default=None, exclude=True, repr=False)

@@ -7,13 +7,13 @@ The options used here make transformers refuse code and most pickles. `refuse_pi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rgate_integrations.errors import ModelLoadError, first_line
-from rgate_integrations.models.download import resolve_model
+from rgate_integrations.errors import ModelLoadError, RGateError, first_line
+from rgate_integrations.models.download import find_download_obstacle, resolve_model
 from rgate_integrations.runtime.files import parse_json, read_file
 
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -28,8 +28,8 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` for bfloat16 on CUDA and float32 elsewhere.
 
     Raises:
-        ModelLoadError: It is not a causal language model, cannot be loaded or moved to the device, is missing while
-            downloads are forbidden, or its weights are not safetensors.
+        ModelLoadError: It is not a causal language model, lacks weights, cannot be loaded or moved to the device, is
+            missing while downloads are forbidden, or its weights are not safetensors.
         DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
         ImportError: The extra ``local`` is not installed.
@@ -45,13 +45,17 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     with load_errors(f"The model {name!r}"), quiet():
         refuse_pickles(where)  # before transformers opens a file
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             where,
             dtype=getattr(torch, dtype),
             attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
+            local_files_only=bool(find_download_obstacle()),
+            output_loading_info=True,
         )
+        # transformers fills them with random numbers, which it only logs.
+        check_weights(loading["missing_keys"])
     try:
         return model.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # torch raises the latter if it was built without CUDA
@@ -75,10 +79,18 @@ def load_tokenizer(name: str) -> Any:
 
     where = resolve_model(name)
     with load_errors(f"The model {name!r}"), quiet():
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            where, trust_remote_code=False, local_files_only=bool(find_download_obstacle())
+        )
     if tokenizer.pad_token_id is None:  # any token will do, because padding is masked out
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
+
+
+def check_weights(missing: Collection[str]) -> None:
+    """Raise a `ValueError` if weights are missing, given their names."""
+    if missing:
+        raise ValueError(f"weights are missing ({len(missing)} in all), such as {min(missing)}")
 
 
 @contextmanager
@@ -91,7 +103,11 @@ def load_errors(
     """Convert errors of transformers inside the ``with`` block to a `ModelLoadError` about ``what``."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+    except RGateError:
+        raise
+    except (
+        Exception
+    ) as error:  # a damaged folder makes the libraries raise anything, such as a SafetensorError
         raise ModelLoadError(f"{what} could not be loaded: {first_line(error)}", hint=hint) from error
 
 
@@ -120,7 +136,10 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         # For a second adapter, peft warns that the first one's weights are missing, which is wrong.
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
+            loading = model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
+        # Those of other adapters count as missing, too.
+        missing = getattr(loading, "missing_keys", ())  # transformers 5.0 returns nothing
+        check_weights([key for key in missing if f".{name}." in key])
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
             f"The adapter {adapter!r} could not be loaded into the model: {first_line(error)}",

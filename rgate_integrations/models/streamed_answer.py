@@ -58,7 +58,7 @@ class GenerationOptions(Options):
             ConfigurationError: An option is unknown.
             pydantic.ValidationError: An option has an invalid value.
         """
-        options = self.model_dump(include=set(GenerationOptions.model_fields))
+        options = {name: getattr(self, name) for name in GenerationOptions.model_fields}
         unknown = call.keys() - options.keys()
         if unknown:
             raise ConfigurationError(
