@@ -120,6 +120,7 @@ INPUTS = [
     [("human", "unknown")],
     [{"role": "user", "content": "unknown"}],
     {"role": "user", "content": "unknown"},
+    {"question": "unknown", "role": "admin", "content": "a page"},
     HumanMessage("unknown"),
 ]
 

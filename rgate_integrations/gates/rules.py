@@ -209,23 +209,20 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
 
 
 def _check_function(name: str, rule: Callable[..., object]) -> None:
-    """Raise a `ConfigurationError` if a function is async, or cannot be called as a rule."""
-    function = getattr(rule, "__name__", type(rule).__name__)
-    if inspect.iscoroutinefunction(rule):
-        problem = "is async"
-    else:
-        try:
-            inspect.signature(rule).bind("", **_options(rule, {}))
-        except TypeError as error:
-            problem = f"cannot be called with a question: {error}"
-        except ValueError:  # some builtins have no signature
-            return
-        else:
-            return
-    raise ConfigurationError(
-        f"The function {function!r} in {name}= {problem}.",
-        hint="Pass a function of the question, or of question and metadata, with these names.",
-    )
+    """Raise a `ConfigurationError` if a function is async, or cannot be called with a question."""
+    problem = "it is async" if inspect.iscoroutinefunction(rule) else ""
+    try:
+        inspect.signature(rule).bind("", **_options(rule, {}))
+    except TypeError as error:
+        problem = str(error)
+    except ValueError:  # some builtins have no signature
+        pass
+    if problem:
+        function = getattr(rule, "__name__", type(rule).__name__)
+        raise ConfigurationError(
+            f"The function {function!r} in {name}= cannot be a rule: {problem}.",
+            hint="Pass a function of the question, perhaps with a second parameter, metadata.",
+        )
 
 
 def _rule_score(name: str, reason: str) -> Score:

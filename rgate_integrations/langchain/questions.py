@@ -97,7 +97,7 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
         InvalidQuestionError: The input has no question.
     """
     value = as_mapping(value)
-    if isinstance(value, Mapping) and not _is_message(value):
+    if isinstance(value, Mapping) and (input_key is not None or not _is_message(value)):
         return _parse_mapping(value, input_key)
     messages = _messages(value)
     for index in reversed(range(len(messages))):
@@ -168,8 +168,8 @@ def _turns_before(question: str, messages: Sequence[BaseMessage]) -> tuple[BaseM
 
 
 def _is_message(value: Mapping[Any, Any]) -> bool:
-    """Whether a mapping is one message, such as ``{"role": "user", "content": "Hi"}``."""
-    return "role" in value and "content" in value
+    """Whether a mapping is one message, such as ``{"role": "user", "content": "Hi"}``, and has no other question."""
+    return "role" in value and "content" in value and not any(key in value for key in QUESTION_KEYS)
 
 
 def _is_blank(value: Any) -> bool:
