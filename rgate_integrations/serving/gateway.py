@@ -191,6 +191,8 @@ class Gateway:
                     passages = strip_control_tokens(encodable(format_passages([hit.passage for hit in hits])))
                     content, count = llm_request.with_passages(passages), len(hits)
             headers[f"{OWN_HEADER}-passages"] = str(count)
+            if error := getattr(llm_request.request.state, "search_error", ""):
+                headers[f"{OWN_HEADER}-error"] = error
         return await self.upstream.forward(llm_request.request, content, headers)
 
     async def _route(self, llm_request: LLMRequest) -> RoutedInput:
@@ -249,6 +251,7 @@ class Gateway:
             what = f"The search of corpus {corpus!r} failed" if corpus else "The search failed"
             # The queries may have words of the upstream: a draft's claim, or a follow-up that it rewrote.
             self._log_failure(what, error, llm_request, *queries)
+            llm_request.request.state.search_error = type(error).__name__
             return []
 
     def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest, *private: str) -> None:
