@@ -46,10 +46,18 @@ FOLLOW_UPS = {
     },
     "a history of strings": {"input": "And when?", "history": ["Who wrote Hamlet?", "Shakespeare."]},
     # Regression: the keys of a mapping were read as the user's turns.
-    "a history of one message": {"input": "And when?", "messages": DICTS, "history": {"messages": DICTS}},
-    "a history in a state": {
+    "a state beside messages": {"input": "And when?", "messages": DICTS, "history": {"messages": DICTS}},
+    "one message, and a state": {
         "input": {"role": "user", "content": "And when?"},
         "history": {"messages": PAIRS},
+    },
+    "a transcript in a state": {
+        "input": "And when?",
+        "history": {"messages": "Human: Who wrote Hamlet?\nAI: Shakespeare."},
+    },
+    "strings in a state": {
+        "input": "And when?",
+        "history": {"messages": ["Who wrote Hamlet?", "Shakespeare."]},
     },
     "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
 }

@@ -140,8 +140,13 @@ def test_a_model_or_adapter_without_some_weights_is_refused(llm, tmp_path):
         load(llm)
 
 
-def test_damaged_weights_are_a_typed_error_with_a_hint(llm):
+def test_damaged_weights_are_a_typed_error_with_a_hint(llm, tmp_path):
     """Regression: a SafetensorError, without a hint."""
+    adapter = save_lora(llm, tmp_path / "adapter")
+    Path(adapter, "adapter_model.safetensors").write_bytes(b"\x08\0\0\0")
+    with pytest.raises(ModelLoadError) as caught:
+        load_adapter(load(llm), adapter, "one")
+    assert caught.value.hint
     (llm / "model.safetensors").write_bytes(b"\x08\0\0\0")
     with pytest.raises(ModelLoadError) as caught:
         load(llm)

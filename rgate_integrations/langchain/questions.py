@@ -135,6 +135,8 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
         raise InvalidQuestionError(f"In {key!r}: {error.message}", hint=error.hint) from error
     history: tuple[BaseMessage, ...] = ()
     earlier = next((value[name] for name in HISTORY_KEYS if value.get(name)), None)
+    if isinstance(earlier, Mapping) and "messages" in earlier:  # a state
+        earlier = earlier["messages"]
     if isinstance(earlier, str):
         earlier = split_history(encodable(earlier))
     elif isinstance(earlier, Sequence) and all(isinstance(line, str) for line in earlier):
@@ -189,7 +191,7 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
     if isinstance(value, str):
         return [HumanMessage(encodable(value))]  # text may have been cut in the middle of an emoji
     if isinstance(value, Mapping):
-        value = [value] if _is_message(value) else value.get("messages")
+        value = [value]
     try:
         return list(map(_as_typed_message, convert_to_messages(value)))
     except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
