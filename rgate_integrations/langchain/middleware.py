@@ -24,7 +24,7 @@ from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 with needs_extra("langchain-agents"):
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
-    from langchain.agents.middleware.types import ToolCallRequest
+    from langchain.agents.middleware.types import PrivateStateAttr, ToolCallRequest
     from langchain_core.messages import ToolMessage
 
 SEARCH_NOT_NEEDED = "Search was not needed: answer from what you know."
@@ -35,12 +35,14 @@ _GENERIC_TYPES = ("function", "custom")  # types of a tool description that do n
 class RetrievalGateState(AgentState[Any]):
     """An agent's state with the decision for the current user turn.
 
-    ``retrieval_decision`` is the decision of the last `RetrievalGateMiddleware`; ``retrieval_decisions`` maps
-    the name of each such middleware to its decision.
+    ``retrieval_decision`` is the last decision of a `RetrievalGateMiddleware`, maybe in a sub-agent whose tool passes
+    on its state. ``retrieval_decisions`` maps the name of each middleware to its decision. It is private, because a
+    sub-agent's decision, about another question, must not hide the tools of the agent that called it.
     """
 
-    retrieval_decision: NotRequired[Decision]
-    retrieval_decisions: NotRequired[Annotated[dict[str, Decision], operator.or_]]
+    # Sub-agents may pass on several decisions at once, of which the last one stays.
+    retrieval_decision: NotRequired[Annotated[Decision, lambda earlier, later: later]]
+    retrieval_decisions: NotRequired[Annotated[dict[str, Decision], PrivateStateAttr, operator.or_]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
