@@ -59,6 +59,14 @@ FOLLOW_UPS = {
         "input": "And when?",
         "history": {"messages": ["Who wrote Hamlet?", "Shakespeare."]},
     },
+    "parts of OpenAI's Responses": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Who wrote Hamlet?"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": text} for text in ("Shake", "speare.")],
+        },
+        {"role": "user", "content": "And when?"},
+    ],
     "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
 }
 IMAGE = HumanMessage([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}])
