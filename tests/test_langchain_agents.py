@@ -16,7 +16,7 @@ from pydantic import Field
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
-from tests.begun_answers import EventRecorder
+from tests.begun_answers import EventRecorder, TurnReader
 from tests.langchain_fakes import INVOKES, Judge, each
 
 
@@ -166,6 +166,27 @@ def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():
     without = changing(lambda request: {"tools": [t for t in request.tools if t.name != "search_docs"]})
     agent = agent_of(Agent(), without, tools=[search_docs])
     assert ask(agent, "known?")["retrieval_decision"].retrieve is False
+
+
+class ReadsHistory(TurnReader, Judge):
+    """A gate that reads the turns before a question."""
+
+
+def test_earlier_tool_calls_are_not_sent_without_tools():
+    """Regression: after a search, Anthropic refused each known question, because the only tool was hidden."""
+    searched.clear()
+    model, web = Agent(), {"type": "web_search"}
+    middleware = RetrievalGateMiddleware(ReadsHistory(), tools=[search_docs, web])
+    forcing = changing(lambda request: {"tool_choice": "any"})
+    agent = create_agent(
+        model, [search_docs, web], middleware=[forcing, middleware], checkpointer=InMemorySaver()
+    )
+    thread = {"configurable": {"thread_id": "1"}}
+    agent.invoke({"messages": [HumanMessage("unknown?")]}, thread)
+    found = agent.invoke({"messages": [HumanMessage("known?")]}, thread)
+    assert model.shown == [["search_docs", web]] * 2 + [["search_docs"]] * 2
+    assert model.choices == ["any"] * 2 + [None] * 2
+    assert (searched, "not needed" in found["messages"][-1].text) == (["q"], True)
 
 
 NOTHING_ASKED = "The messages include no human message."

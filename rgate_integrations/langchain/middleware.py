@@ -48,10 +48,11 @@ class RetrievalGateState(AgentState[Any]):
 class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
     """Decides once per user turn, and hides retrieval tools from the model if the question is known.
 
-    If the model calls a hidden tool anyway, the call is answered without searching. A ``tool_choice`` that forces a
-    hidden tool is dropped, so put this after any middleware that sets it. The decision is in the agent's state under
-    ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. If the gate fails, or there is no human
-    message, nothing is hidden. An agent may have several of these, for different tools.
+    If the model calls a hidden tool anyway, the call is answered without searching. So the tools stay visible if no
+    other is left, and the messages have results of tools: some LLMs accept these only with tools. A ``tool_choice``
+    that forces a hidden tool is dropped, so put this after any middleware that sets it. The decision is in the
+    agent's state under ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. If the gate fails, or
+    there is no human message, nothing is hidden. An agent may have several of these, for different tools.
 
     Args:
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
@@ -146,6 +147,9 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
             return request
         visible = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
         choice = request.tool_choice
+        if not visible and any(isinstance(message, ToolMessage) for message in request.messages):
+            # Anthropic refuses earlier tool calls without tools. Calls of these are blocked, but no provider's own.
+            visible, choice = [tool for tool in request.tools if not isinstance(tool, dict)], None
         # Providers reject a request whose tool_choice names a tool that is not in the list.
         if isinstance(choice, str | dict) and not self.hidden.isdisjoint(_names(choice)):
             choice = None
