@@ -104,7 +104,11 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     for index in reversed(range(len(messages))):
         if isinstance(messages[index], HumanMessage):
             # A message without text, such as an image, belongs to the user's message before it.
-            if index and not _read_text(messages[index]).strip() and isinstance(messages[index - 1], HumanMessage):
+            if (
+                index
+                and not _read_text(messages[index]).strip()
+                and isinstance(messages[index - 1], HumanMessage)
+            ):
                 continue
             return UserTurn(encodable(_read_text(messages[index])), _before(messages, index))
     raise InvalidQuestionError(
@@ -243,12 +247,14 @@ def _images(messages: Sequence[BaseMessage]) -> list[Any]:
 def _read_text(message: BaseMessage) -> str:
     """Return the text of a message. Parts of a user's, such as a pasted text and a question, are lines of it."""
     parts = [message.content] if isinstance(message.content, str) else message.content
-    separator = "\n" if isinstance(message, HumanMessage) else ""  # an LLM's text may be cut anywhere, by citations
+    separator = (
+        "\n" if isinstance(message, HumanMessage) else ""
+    )  # an LLM's text may be cut anywhere, by citations
     return separator.join(text for part in parts if (text := _part_text(part)) is not None)
 
 
 def _part_text(part: Any) -> str | None:
-    """Return the text in a part of a message, in LangChain's or a provider's own form; None for an image or a file."""
+    """Return the text in a part of a message, in LangChain's or a provider's form; None for an image or a file."""
     if isinstance(part, str):
         return part
     text = part.get("text") if part.get("type") in _TEXT_TYPES else None
