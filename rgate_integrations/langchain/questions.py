@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from itertools import zip_longest
 from typing import Any, Self, TypeAlias
 
 from langchain_core.language_models import BaseChatModel
@@ -15,6 +16,7 @@ from langchain_core.messages import (
     ChatMessage,
     HumanMessage,
     SystemMessage,
+    ToolMessage,
     convert_to_messages,
 )
 from langchain_core.prompt_values import PromptValue
@@ -223,12 +225,14 @@ def _before(messages: Sequence[BaseMessage], index: int) -> tuple[BaseMessage, .
 
 
 def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
-    """Return the system messages, and the messages of user and LLM, without tool results and tool calls."""
+    """Return the system messages, and the messages of user and LLM, without tool calls and most tool results."""
     turns: list[BaseMessage] = []
-    for message in messages:
+    for message, following in zip_longest(messages, messages[1:]):
+        # If the user writes next, a tool's result was the answer, as in structured output or with return_direct.
+        is_result = isinstance(message, ToolMessage) and isinstance(following, HumanMessage)
         if isinstance(message, HumanMessage | SystemMessage):
             turns.append(message)
-        elif isinstance(message, AIMessage):
+        elif isinstance(message, AIMessage) or is_result:
             turns.append(AIMessage(encodable(_read_text(message))))
     return tuple(turn for turn in turns if _read_text(turn).strip() or _images([turn]))
 
