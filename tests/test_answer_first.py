@@ -287,6 +287,16 @@ def test_listeners_see_the_runs_of_a_released_answer_fail(call):
     assert "".join(shown.tokens) == "It is surely the one that "
 
 
+@each(WAYS)
+def test_listeners_see_nothing_of_a_request_with_refused_log_probabilities(call):
+    """Regression: they got its error, and ``astream_events`` got the start of runs without an end."""
+    shown, refused = OpenRuns(), TypeError("create() got an unexpected keyword argument 'logprobs'")
+    writer = Knowing(fails=Mock(side_effect=[refused, None]))
+    assert call(routed(spoken(writer)), "a known one?", {"callbacks": [shown]}) == WHOLE
+    assert [kwargs.get("logprobs") for kwargs in writer.calls] == [True, None]
+    assert (shown.open, shown.errors, "".join(shown.tokens)) == (set(), [], WHOLE)
+
+
 HOOKED = ContextVar("hooked", default=None)
 register_configure_hook(HOOKED, inheritable=True)
 

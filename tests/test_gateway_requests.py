@@ -303,3 +303,18 @@ def test_of_very_many_messages_the_last_thousand_are_read():
     messages = [{"role": "user", "content": str(number)} for number in range(1_200)]
     turn = parse_turn(messages, 1_199)
     assert turn.history == tuple(f"user: {number}" for number in range(199, 1_199))
+
+
+RESULTS = {
+    "chat completions": {"role": "tool", "tool_call_id": "1", "content": "On Monday."},
+    "responses": {"type": "function_call_output", "call_id": "1", "output": "On Monday."},
+}
+
+
+@pytest.mark.parametrize("result", RESULTS.values(), ids=list(RESULTS))
+def test_a_tools_result_before_the_users_next_message_is_the_answer(result):
+    """Regression: without an answer between them, the user's messages were one request."""
+    asked, thanks = ({"role": "user", "content": text} for text in ("When is it due?", "Thanks!"))
+    called = {"role": "assistant", "content": None}
+    turn = parse_turn([asked, called, result, called, result, thanks], 5)
+    assert turn.history == ("user: When is it due?", "assistant: On Monday.")

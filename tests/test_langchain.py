@@ -8,8 +8,8 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, Search, each
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, gated_rag
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each
 
 TOKENS = "abcdefghijklmnopqrst"
 BATCH = ["unknown a", "b", "unknown c", "d"]
@@ -122,6 +122,12 @@ INPUTS = [
     {"role": "user", "content": "unknown"},
     {"question": "unknown", "role": "admin", "content": "a page"},
     HumanMessage("unknown"),
+    HumanMessage(["unknown"]),
+    # Regression: the question was empty.
+    *(
+        {"role": "user", "content": [part]}
+        for part in ({"type": "input_text", "text": "unknown"}, {"text": "unknown"})
+    ),
 ]
 
 
@@ -129,6 +135,15 @@ INPUTS = [
 def test_inputs(gate, value):
     assert RetrievalGate(gate).invoke(value).question == "unknown"
     assert RetrievalGate(gate, input_key="q").invoke({"q": value, "question": "b"}).question == "unknown"
+
+
+@each(SINGLES)
+def test_parts_of_a_message_are_lines_of_its_question(gate, call):
+    """Regression: words ran together, also in the LLM's prompt."""
+    chat, parts = Chat(), [{"type": kind, "text": kind} for kind in ("text", "input_text")]
+    call(gated_rag(Search(), chat, gate=gate), [HumanMessage(parts)])
+    assert gate.questions == ["text\ninput_text"]
+    assert [message.text.endswith("text\ninput_text") for message in chat.prompts[-1]] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware, wrap_model_call
+from langchain.tools import ToolRuntime
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
@@ -15,7 +16,7 @@ from pydantic import Field
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
-from tests.begun_answers import EventRecorder
+from tests.begun_answers import EventRecorder, TurnReader
 from tests.langchain_fakes import INVOKES, Judge, each
 
 
@@ -26,12 +27,14 @@ class Agent(GenericFakeChatModel):
         shown: The tools of each call.
         choices: The ``tool_choice`` of each call.
         stubborn: Whether it calls the search tool even if it is hidden.
+        tasks: Questions that it passes to the tool ``task``, instead of searching.
     """
 
     messages: object = Field(default_factory=lambda: iter(()))
     shown: list = Field(default_factory=list)
     choices: list = Field(default_factory=list)
     stubborn: bool = False
+    tasks: list = Field(default_factory=list)
 
     def bind_tools(self, tools, **kwargs):
         self.shown.append([t if isinstance(t, dict) else t.name for t in tools])
@@ -40,7 +43,10 @@ class Agent(GenericFakeChatModel):
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs):
         message = AIMessage(f"answer after {messages[-1].text}")
-        if messages[-1].type == "human" and (self.stubborn or "search_docs" in self.shown[-1]):
+        if messages[-1].type == "human" and self.tasks:
+            calls = [ToolCall(name="task", args={"question": q}, id=q) for q in self.tasks]
+            message = AIMessage("", tool_calls=calls)
+        elif messages[-1].type == "human" and (self.stubborn or "search_docs" in self.shown[-1]):
             message = AIMessage("", tool_calls=[ToolCall(name="search_docs", args={"query": "q"}, id="1")])
         return ChatResult(generations=[ChatGeneration(message=message)])
 
@@ -162,6 +168,27 @@ def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():
     assert ask(agent, "known?")["retrieval_decision"].retrieve is False
 
 
+class ReadsHistory(TurnReader, Judge):
+    """A gate that reads the turns before a question."""
+
+
+def test_earlier_tool_calls_are_not_sent_without_tools():
+    """Regression: after a search, Anthropic refused each known question, because the only tool was hidden."""
+    searched.clear()
+    model, web = Agent(), {"type": "web_search"}
+    middleware = RetrievalGateMiddleware(ReadsHistory(), tools=[search_docs, web])
+    forcing = changing(lambda request: {"tool_choice": "any"})
+    agent = create_agent(
+        model, [search_docs, web], middleware=[forcing, middleware], checkpointer=InMemorySaver()
+    )
+    thread = {"configurable": {"thread_id": "1"}}
+    agent.invoke({"messages": [HumanMessage("unknown?")]}, thread)
+    found = agent.invoke({"messages": [HumanMessage("known?")]}, thread)
+    assert model.shown == [["search_docs", web]] * 2 + [["search_docs"]] * 2
+    assert model.choices == ["any"] * 2 + [None] * 2
+    assert (searched, "not needed" in found["messages"][-1].text) == (["q"], True)
+
+
 NOTHING_ASKED = "The messages include no human message."
 
 
@@ -226,11 +253,34 @@ def test_two_gates_hide_each_its_own_tools(call):
         RetrievalGateMiddleware(Judge(), tools=["search_docs"]),
         RetrievalGateMiddleware("constant:always", tools=["web_search"]),
     ]
-    agent = create_agent(model, [search_docs, add, {"type": "web_search"}], middleware=gates)
-    found = call(agent, {"messages": [HumanMessage("known?")]})
+    tools, thread = [search_docs, add, {"type": "web_search"}], {"configurable": {"thread_id": "1"}}
+    agent = create_agent(model, tools, middleware=gates, checkpointer=InMemorySaver())
+    found = call(agent, {"messages": [HumanMessage("known?")]}, thread)
     assert model.shown[-1] == ["add", {"type": "web_search"}]
-    assert {name: d.retrieve for name, d in found["retrieval_decisions"].items()} == {
+    decisions = agent.get_state(thread).values["retrieval_decisions"]
+    assert {name: d.retrieve for name, d in decisions.items()} == {
         "RetrievalGateMiddleware(search_docs)": False,
         "RetrievalGateMiddleware(web_search)": True,
     }
     assert found["retrieval_decision"].retrieve is True
+
+
+@each(INVOKES)
+def test_sub_agents_that_pass_on_their_state_do_not_hide_the_tools_of_their_agent(call):
+    """Regression: two at once failed with an InvalidUpdateError; a single one's decision hid its agent's tools."""
+    judge, model = Judge(), Agent(tasks=["known one?", "known two?"])
+    inner = agent_of(Agent(), gate=judge)
+
+    @tool
+    def task(question: str, runtime: ToolRuntime) -> Command:
+        """Ask a sub-agent, and pass on its state as Deep Agents do."""
+        state = inner.invoke({**runtime.state, "messages": [HumanMessage(question)]})
+        reply = ToolMessage(state.pop("messages")[-1].text, tool_call_id=runtime.tool_call_id)
+        return Command(update={**state, "messages": [reply]})
+
+    middleware = RetrievalGateMiddleware(judge, tools=[search_docs])
+    agent = create_agent(model, [search_docs, task], middleware=[middleware])
+    found = call(agent, {"messages": [HumanMessage("unknown?")]})
+    assert sorted(judge.questions) == ["known one?", "known two?", "unknown?"]
+    assert model.shown == [["search_docs", "task"]] * 2
+    assert found["retrieval_decision"].question in ("known one?", "known two?")

@@ -150,6 +150,14 @@ def test_system_messages_and_images_reach_the_llm(call, make, between, images):
         assert [block for block in messages[-1].content if block == IMAGE] == images
 
 
+@each(SINGLES)
+def test_an_image_alone_is_not_searched_for(call):
+    """Regression: the retriever got an empty query, which embedding APIs reject."""
+    search, chat = Search(), Chat()
+    call(gated_rag(search, chat, gate=Judge()), [PICTURE])
+    assert (search.queries, IMAGE in chat.prompts[-1][-1].content) == ([], True)
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_condensed_follow_up_keeps_system_messages_and_images(role):
     chat, gate = Chat(), RetrievalGate(Judge(), condense=lambda _: "unknown?")

@@ -10,6 +10,7 @@ from langchain_core.messages import (
     HumanMessage,
     HumanMessageChunk,
     SystemMessage,
+    ToolCall,
     ToolMessage,
 )
 from langchain_core.prompts import ChatPromptTemplate
@@ -59,6 +60,24 @@ FOLLOW_UPS = {
         "input": "And when?",
         "history": {"messages": ["Who wrote Hamlet?", "Shakespeare."]},
     },
+    "parts of OpenAI's Responses": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Who wrote Hamlet?"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": text} for text in ("Shake", "speare.")],
+        },
+        {"role": "user", "content": "And when?"},
+    ],
+    # Regression: without an answer between them, the user's turns were one request.
+    "structured output": [
+        EARLIER[0],
+        AIMessage(
+            "", tool_calls=[ToolCall(name="look", args={}, id="1"), ToolCall(name="Answer", args={}, id="2")]
+        ),
+        ToolMessage("Looked.", tool_call_id="1"),
+        ToolMessage("Shakespeare.", tool_call_id="2"),
+        HumanMessage("And when?"),
+    ],
     "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
 }
 IMAGE = HumanMessage([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}])

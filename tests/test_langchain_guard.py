@@ -44,6 +44,17 @@ def test_known_questions_are_not_searched(search, guarded, call):
     assert texts(call(guarded, "RAISE")) == ["about RAISE", "shared"], "a failing gate searches"
 
 
+@each(INVOKES)
+def test_a_guarded_retriever_is_a_tool_as_any_retriever(guarded, call):
+    """Regression: ``as_tool`` raised a TypeError about the type of its input."""
+    tool = guarded.as_tool(name="search", description="Searches.")
+    assert tool.args == Search().as_tool(name="search", description="Searches.").args
+    assert [texts(call(tool, {"query": asked})) for asked in ("b", "unknown?")] == [
+        [],
+        ["about unknown?", "shared"],
+    ]
+
+
 def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_the_retriever(search):
     judge = Judge()
     guarded = RetrievalGate(judge).guard(search)

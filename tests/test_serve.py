@@ -99,8 +99,8 @@ def test_a_deadline_of_the_request_retrieves_and_one_that_is_none_is_refused():
         (
             [
                 {"role": "user", "content": "Hello"},
-                {"role": "assistant", "content": "Hi"},
                 {"role": "tool", "content": "42"},
+                {"role": "assistant", "content": "Hi"},
                 {"role": "user", "content": "known"},
             ],
             ("user: Hello", "assistant: Hi"),

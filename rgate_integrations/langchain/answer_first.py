@@ -132,8 +132,13 @@ class ArmAnswer(BufferedAnswer):
         return text is not None
 
     def set_logprobs(self, *, enabled: bool) -> None:
-        """Set whether the arm is asked for log-probabilities from now on."""
+        """Set whether the arm is asked for log-probabilities from now on.
+
+        Without them, the arm is asked again, and listeners get no events of the request that the LLM has refused.
+        """
         self._direct.wants_logprobs = enabled
+        if not enabled:
+            self._events.drop()
 
     def flush_events(self) -> Flow[None]:
         """Pass the events since the last flush to the listeners."""
@@ -318,7 +323,11 @@ class BufferingHandler(BaseCallbackHandler):
         """
         self._is_shut_down = True
         if not self._is_released:
-            self._events.clear()
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop the kept events: listeners do not get them."""
+        self._events.clear()
 
     def flush(self) -> Flow[None]:
         """Pass the kept events to the listeners, in order."""

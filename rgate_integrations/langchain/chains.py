@@ -159,7 +159,8 @@ class TurnSearch(FlowRunnable[dict[str, Any], list[Document]]):
         texts_of = []
         for single in runs:
             turn = UserTurn(single.input[QUESTION], tuple(single.input[HISTORY]))
-            texts_of.append(list_search_texts(turn.question, turn.lines))
+            # A message may be only an image, and embedding APIs reject an empty query.
+            texts_of.append([text for text in list_search_texts(turn.question, turn.lines) if text.strip()])
         found = yield from run_groups(self.retriever, texts_of, [single.child() for single in runs])
         return [fuse_documents([{}] * len(rankings), rankings, longest(rankings)) for rankings in found]
 

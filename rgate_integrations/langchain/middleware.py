@@ -24,7 +24,7 @@ from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 with needs_extra("langchain-agents"):
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
-    from langchain.agents.middleware.types import ToolCallRequest
+    from langchain.agents.middleware.types import PrivateStateAttr, ToolCallRequest
     from langchain_core.messages import ToolMessage
 
 SEARCH_NOT_NEEDED = "Search was not needed: answer from what you know."
@@ -35,21 +35,24 @@ _GENERIC_TYPES = ("function", "custom")  # types of a tool description that do n
 class RetrievalGateState(AgentState[Any]):
     """An agent's state with the decision for the current user turn.
 
-    ``retrieval_decision`` is the decision of the last `RetrievalGateMiddleware`; ``retrieval_decisions`` maps
-    the name of each such middleware to its decision.
+    ``retrieval_decision`` is the last decision of a `RetrievalGateMiddleware`, maybe in a sub-agent whose tool passes
+    on its state. ``retrieval_decisions`` maps the name of each middleware to its decision. It is private, because a
+    sub-agent's decision, about another question, must not hide the tools of the agent that called it.
     """
 
-    retrieval_decision: NotRequired[Decision]
-    retrieval_decisions: NotRequired[Annotated[dict[str, Decision], operator.or_]]
+    # Sub-agents may pass on several decisions at once, of which the last one stays.
+    retrieval_decision: NotRequired[Annotated[Decision, lambda earlier, later: later]]
+    retrieval_decisions: NotRequired[Annotated[dict[str, Decision], PrivateStateAttr, operator.or_]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
     """Decides once per user turn, and hides retrieval tools from the model if the question is known.
 
-    If the model calls a hidden tool anyway, the call is answered without searching. A ``tool_choice`` that forces a
-    hidden tool is dropped, so put this after any middleware that sets it. The decision is in the agent's state under
-    ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. If the gate fails, or there is no human
-    message, nothing is hidden. An agent may have several of these, for different tools.
+    If the model calls a hidden tool anyway, the call is answered without searching. So the tools stay visible if no
+    other is left, and the messages have results of tools: some LLMs accept these only with tools. A ``tool_choice``
+    that forces a hidden tool is dropped, so put this after any middleware that sets it. The decision is in the
+    agent's state under ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. If the gate fails, or
+    there is no human message, nothing is hidden. An agent may have several of these, for different tools.
 
     Args:
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
@@ -144,6 +147,9 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
             return request
         visible = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
         choice = request.tool_choice
+        if not visible and any(isinstance(message, ToolMessage) for message in request.messages):
+            # Anthropic refuses earlier tool calls without tools. Calls of these are blocked, but no provider's own.
+            visible, choice = [tool for tool in request.tools if not isinstance(tool, dict)], None
         # Providers reject a request whose tool_choice names a tool that is not in the list.
         if isinstance(choice, str | dict) and not self.hidden.isdisjoint(_names(choice)):
             choice = None

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from itertools import zip_longest
 from typing import Any, Self, TypeAlias
 
 from langchain_core.language_models import BaseChatModel
@@ -15,6 +16,7 @@ from langchain_core.messages import (
     ChatMessage,
     HumanMessage,
     SystemMessage,
+    ToolMessage,
     convert_to_messages,
 )
 from langchain_core.prompt_values import PromptValue
@@ -46,6 +48,7 @@ QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] |
 
 QUESTION_KEYS = ("question", "input", "query", "messages")
 HISTORY_KEYS = ("chat_history", "history")
+_TEXT_TYPES = (None, "text", "input_text", "output_text")  # Gemini's and Bedrock's parts have no type
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class UserTurn:
     def lines(self) -> tuple[str, ...]:
         """The earlier turns in the format that gates read: ``user: …`` and ``assistant: …``."""
         speakers = ["user" if isinstance(turn, HumanMessage) else "assistant" for turn in self.history]
-        return tuple(f"{who}: {turn.text}" for who, turn in zip(speakers, self.history, strict=True))
+        return tuple(f"{who}: {_read_text(turn)}" for who, turn in zip(speakers, self.history, strict=True))
 
 
 def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
@@ -103,9 +106,13 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     for index in reversed(range(len(messages))):
         if isinstance(messages[index], HumanMessage):
             # A message without text, such as an image, belongs to the user's message before it.
-            if index and not messages[index].text.strip() and isinstance(messages[index - 1], HumanMessage):
+            if (
+                index
+                and not _read_text(messages[index]).strip()
+                and isinstance(messages[index - 1], HumanMessage)
+            ):
                 continue
-            return UserTurn(encodable(messages[index].text), _before(messages, index))
+            return UserTurn(encodable(_read_text(messages[index])), _before(messages, index))
     raise InvalidQuestionError(
         "The messages include no human message.", hint="Add one: the last human message is the question."
     )
@@ -162,7 +169,7 @@ def _turns_before(question: str, messages: Sequence[BaseMessage]) -> tuple[BaseM
     turns = _turns(messages)
     texts = [index for index, turn in enumerate(turns) if _is_turn(turn)]
     asked = [index for index in texts if isinstance(turns[index], HumanMessage)]
-    is_same = bool(asked) and turns[asked[-1]].text.strip() == question.strip()
+    is_same = bool(asked) and _read_text(turns[asked[-1]]).strip() == question.strip()
     if is_same or (asked and asked[-1] == texts[-1]):
         turns = _before(turns, asked[-1])
         return turns if is_same else UserTurn(question, turns).rewritten(question).earlier
@@ -218,14 +225,16 @@ def _before(messages: Sequence[BaseMessage], index: int) -> tuple[BaseMessage, .
 
 
 def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
-    """Return the system messages, and the messages of user and LLM, without tool results and tool calls."""
+    """Return the system messages, and the messages of user and LLM, without tool calls and most tool results."""
     turns: list[BaseMessage] = []
-    for message in messages:
+    for message, following in zip_longest(messages, messages[1:]):
+        # If the user writes next, a tool's result was the answer, as in structured output or with return_direct.
+        is_result = isinstance(message, ToolMessage) and isinstance(following, HumanMessage)
         if isinstance(message, HumanMessage | SystemMessage):
             turns.append(message)
-        elif isinstance(message, AIMessage):
-            turns.append(AIMessage(encodable(message.text)))
-    return tuple(turn for turn in turns if turn.text.strip() or _images([turn]))
+        elif isinstance(message, AIMessage) or is_result:
+            turns.append(AIMessage(encodable(_read_text(message))))
+    return tuple(turn for turn in turns if _read_text(turn).strip() or _images([turn]))
 
 
 def _images(messages: Sequence[BaseMessage]) -> list[Any]:
@@ -235,12 +244,29 @@ def _images(messages: Sequence[BaseMessage]) -> list[Any]:
         for message in messages
         if isinstance(message, HumanMessage) and isinstance(message.content, list)
         for part in message.content
-        if isinstance(part, dict) and part.get("type") != "text"
+        if _part_text(part) is None
     ]
 
 
+def _read_text(message: BaseMessage) -> str:
+    """Return the text of a message. Parts of a user's, such as a pasted text and a question, are lines of it."""
+    parts = [message.content] if isinstance(message.content, str) else message.content
+    separator = (
+        "\n" if isinstance(message, HumanMessage) else ""
+    )  # an LLM's text may be cut anywhere, by citations
+    return separator.join(text for part in parts if (text := _part_text(part)) is not None)
+
+
+def _part_text(part: Any) -> str | None:
+    """Return the text in a part of a message, in LangChain's or a provider's form; None for an image or a file."""
+    if isinstance(part, str):
+        return part
+    text = part.get("text") if part.get("type") in _TEXT_TYPES else None
+    return text if isinstance(text, str) else None
+
+
 def _is_turn(message: BaseMessage) -> bool:
-    return not isinstance(message, SystemMessage) and bool(message.text.strip())
+    return not isinstance(message, SystemMessage) and bool(_read_text(message).strip())
 
 
 @dataclass

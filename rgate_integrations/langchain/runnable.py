@@ -185,6 +185,11 @@ class FlowRetriever(BaseRetriever):
 
     model_config = ConfigDict(extra="forbid")  # LangChain's own retrievers ignore unknown names
 
+    @property
+    def InputType(self) -> Any:
+        """The type of any retriever's input: ``as_tool`` needs one that a tool's argument can have."""
+        return str
+
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:

@@ -99,9 +99,23 @@ def parse_turn(messages: list[Any], index: int) -> UserTurn | None:
     last = _MESSAGES.validate_python([messages[index]])
     if not last or last[0].role != "user" or not last[0].text.strip():
         return None
-    earlier = _MESSAGES.validate_python(messages[max(0, index - _MAX_EARLIER_MESSAGES) : index])
+    given = messages[max(0, index - _MAX_EARLIER_MESSAGES) : index + 1]
+    earlier = _MESSAGES.validate_python(list(map(_as_answer, given[:-1], given[1:])))
     history = tuple(f"{message.role}: {message.text}" for message in earlier if message.text)
     return UserTurn(last[0].text, history)
+
+
+def _as_answer(message: Any, following: Any) -> Any:
+    """Return a tool's result as the assistant's turn if the user writes next; any other message unchanged.
+
+    It was the answer then, as in structured output.
+    """
+    if isinstance(message, Mapping) and isinstance(following, Mapping) and following.get("role") == "user":
+        if message.get("role") == "tool":
+            return {"role": "assistant", "content": message.get("content")}
+        if message.get("type") == "function_call_output":
+            return {"role": "assistant", "content": message.get("output")}
+    return message
 
 
 class UndecidedError(Exception):
