@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,10 +21,9 @@ from rgate_integrations.prompts import (
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import get_field
-from rgate_integrations.runtime.text import redact
+from rgate_integrations.runtime.text import logger, redact
 
 _Prompt = TypeVar("_Prompt")
-_log = logging.getLogger("rgate_integrations")
 
 
 class DraftWriter(ABC, Generic[_Prompt]):
@@ -79,7 +77,7 @@ class DraftWriter(ABC, Generic[_Prompt]):
                     draft = no_answer(draft.non_answer, thinking=draft.is_cut_off)
             if isinstance(draft, Exception):
                 message = redact(draft, *self.private_texts(prompt))
-                _log.warning("The LLM wrote no draft: %s: %s", type(draft).__name__, message)
+                logger.warning("The LLM wrote no draft: %s: %s", type(draft).__name__, message)
             drafts.append(draft)
         return drafts
 

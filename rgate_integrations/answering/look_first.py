@@ -7,7 +7,6 @@ probability that it does so without them. If both are low, so that neither arm i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, TypeGuard
@@ -23,9 +22,7 @@ from rgate_integrations.gates.passage_utility import (
     read_utility_model,
     search_features,
 )
-from rgate_integrations.runtime.text import redact
-
-_log = logging.getLogger("rgate_integrations")
+from rgate_integrations.runtime.text import logger, redact
 
 
 class RoutingOptions:
@@ -121,7 +118,7 @@ def decide_with_passages(
         p_helps = estimate_p_helps(decision.question, passages, decision.p_known, options)
     except Exception as error:  # the user's model may raise anything; failing means reading the passages
         message = redact(error, decision.question, *(passage.text for passage in passages))
-        _log.warning("Judging the passages failed: %s: %s", type(error).__name__, message)
+        logger.warning("Judging the passages failed: %s: %s", type(error).__name__, message)
         override = Override(
             retrieve=True, reason=f"Judging the passages failed ({type(error).__name__}), so they are read."
         )

@@ -6,7 +6,6 @@ into a `PartialAnswer`, which becomes the draft that the gate judges.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
@@ -22,8 +21,7 @@ from rgate_integrations.runtime.flow import Call, Flow, Step, arun, is_interrupt
 from rgate_integrations.runtime.records import TokenLogprobs
 from rgate_integrations.runtime.replies import split_thoughts
 from rgate_integrations.runtime.segments import count_words
-
-_log = logging.getLogger("rgate_integrations")
+from rgate_integrations.runtime.text import logger
 
 MAX_SILENT_CHUNKS = 32
 """After this many chunks without text, we assume that the LLM is thinking and its client hides the thoughts."""
@@ -265,7 +263,7 @@ class BufferedAnswer(ABC):
             yield Call(self.source.close, self.source.aclose)
         except Exception as error:  # the answer is no longer needed
             # Log without the message, which may quote the question.
-            _log.info("Closing a stopped answer failed: %s", type(error).__name__)
+            logger.info("Closing a stopped answer failed: %s", type(error).__name__)
 
     def cancel(self) -> Flow[None]:
         """End the answer early because the gate retrieves."""

@@ -16,7 +16,6 @@ need no partial answer.
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import no_answer
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, is_interrupt, run
+from rgate_integrations.runtime.text import logger
 
 
 @dataclass
@@ -103,8 +103,6 @@ class Strategy:
         """Whether the search may start before the final decision, as with look first or `AnswerFirst.prefetch`."""
         return self.look_first is not None or (self.answer_first is not None and self.answer_first.prefetch)
 
-
-_log = logging.getLogger("rgate_integrations")
 
 _THINKS = "The LLM thinks before it answers, so only the question was judged."
 _NO_TEXT = "The direct arm returns something other than text, so only the question was judged."
@@ -318,7 +316,7 @@ class RoutedCall(ABC, Generic[_Input]):
             try:
                 item.draft = answer.draft()
             except Exception as error:  # an arm may raise anything; the judge then retrieves
-                _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
+                logger.warning("The direct arm wrote no answer: %s", type(error).__name__)
                 item.draft = error
             thinks = item.draft is None and answer.partial.thinks
             # Tags in the text do not count here, because a user could ask for text with such tags.
@@ -427,7 +425,7 @@ class RoutedCall(ABC, Generic[_Input]):
         try:
             return self.read_passages(item)
         except Exception as error:  # a retriever may return anything, and the arm may still be able to use it
-            _log.warning("The passages could not be judged: %s", type(error).__name__)
+            logger.warning("The passages could not be judged: %s", type(error).__name__)
             return []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Ar
 from rgate_integrations.runtime.files import find_folder, json_text, parse_json, read_file, write_folder
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
-from rgate_integrations.runtime.text import encodable
+from rgate_integrations.runtime.text import encodable, logger
 
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
@@ -43,7 +42,6 @@ NAME_CLOSENESS, TERM_CLOSENESS = 0.2, 0.02
 """What a name from the corpus adds to `CorpusProfile.closeness`, and what its telling words do: the latter times the
 natural log of one plus their number."""
 
-_log = logging.getLogger("rgate_integrations")
 
 _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
@@ -441,7 +439,7 @@ def profile_texts(texts: Collection[str], name: str, folder: Path | None = None)
             profile.save(folder / FOLDER)
         except (WriteError, ConfigurationError) as error:
             # The cache is optional: the folder may be read-only.
-            _log.warning("The profile of %r was not saved: %s", name, error)
+            logger.warning("The profile of %r was not saved: %s", name, error)
     return profile
 
 

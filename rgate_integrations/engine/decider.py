@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,7 @@ from rgate_integrations.engine.follow_ups import MIN_P_KNOWN_IF_REFERS_BACK, mis
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, RefusalError, RGateError
 from rgate_integrations.gates.rules import RuleOptions, Rules
 from rgate_integrations.runtime.flow import Flow, arun, run
-from rgate_integrations.runtime.text import redact
-
-_log = logging.getLogger("rgate_integrations")
+from rgate_integrations.runtime.text import logger, redact
 
 OnError: TypeAlias = Literal["retrieve", "raise"]
 
@@ -246,7 +243,7 @@ class Decider(ABC):
             private += [request.question, *request.history]
             if request.draft is not None:
                 private.append(request.draft.text)
-        _log.warning(
+        logger.warning(
             "The gate %r failed for %d of %d questions, so it retrieves for them: %s: %s",
             self.name,
             len(failures),

@@ -7,7 +7,6 @@ A new gate is one class: parameters, `Gate.specs` and `Gate.score`. The engine d
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,12 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreE
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.models.base import Proxy
+from rgate_integrations.runtime.text import logger
 
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
 
 # Bounded, because clients of a server may send any name.
-warn_once = lru_cache(maxsize=256)(logging.getLogger("rgate_integrations").warning)
+warn_once = lru_cache(maxsize=256)(logger.warning)
 _ROUNDING = 1e-6  # how far rounding may move a score out of [0, 1]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import zip_longest
@@ -34,9 +33,7 @@ from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow, is_interrupt
 from rgate_integrations.runtime.replies import split_thoughts
 from rgate_integrations.runtime.segments import label_turns, split_history
-from rgate_integrations.runtime.text import encodable, redact
-
-_log = logging.getLogger("rgate_integrations")
+from rgate_integrations.runtime.text import encodable, logger, redact
 
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
@@ -340,7 +337,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
                     "The condensed question is empty.", hint="Check what the condense= runnable returns."
                 )
         except Exception as error:  # the application's runnable may raise anything
-            _log.warning("A follow-up could not be condensed: %s", type(error).__name__)
+            logger.warning("A follow-up could not be condensed: %s", type(error).__name__)
             call.condense_error = error
         else:
             call.turn = call.turn.rewritten(question)
@@ -388,7 +385,7 @@ class ChatDrafter(DraftWriter[GateCall]):
             if is_interrupt(error):
                 raise
             texts = [text for call in calls for text in self.private_texts(call)]
-            _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
+            logger.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
             drafts = [error] * len(calls)
         for call, draft in zip(calls, drafts, strict=True):
             call.draft = draft

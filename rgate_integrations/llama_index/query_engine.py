@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -46,6 +45,7 @@ from rgate_integrations.llama_index.decider import (
 )
 from rgate_integrations.llama_index.retriever import CorpusRetriever, profile_searched
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
+from rgate_integrations.runtime.text import logger
 
 
 class EngineOptions(GateOptions, total=False):
@@ -310,8 +310,6 @@ class EngineCall(QuestionCall):
 
 # --- the direct arm -----------------------------------------------------------------------------------------
 
-_log = logging.getLogger("rgate_integrations")
-
 _PROMPTS = ("text_qa_template", "summary_template", "simple_template")  # a synthesizer uses one of these
 _MARK = "\0"
 # Stand for what a synthesizer puts into a prompt, to see which messages contain it. LlamaIndex leaves any other word
@@ -417,7 +415,7 @@ class DirectPrompt(SelectorPromptTemplate):
         except Exception as error:  # the template may call the user's functions, which may need passages
             if template is not self._failed:
                 self._failed = template
-                _log.warning(
+                logger.warning(
                     "Known questions are answered without the engine's prompt, which raised %s.",
                     type(error).__name__,
                 )

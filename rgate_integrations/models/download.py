@@ -6,7 +6,6 @@ Everything is written under a temporary name and renamed as the last step, so wh
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import shutil
@@ -30,7 +29,7 @@ from rgate_integrations.models.encoder_file import adapter_digest, make_encoder
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.models.sources import Source, fetch_files
 from rgate_integrations.runtime.files import json_line, json_text, locked, parse_json, read_file
-from rgate_integrations.runtime.text import redact
+from rgate_integrations.runtime.text import logger, redact
 from rgate_integrations.runtime.threads import ForkSafeLock
 
 OFFLINE = ("RGATE_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -51,7 +50,6 @@ Changes: taken from the package {source}; runs of white space collapsed, all oth
 # The wait after a failed download. Retrying for every question would delay each one by the network's timeout.
 _RETRY_SECONDS = 300.0
 
-_log = logging.getLogger("rgate_integrations")
 # One lock per name, so that a caller who needs one model does not wait for another.
 _locks: dict[str, ForkSafeLock] = {}
 _failures: dict[str, tuple[float, str]] = {}  # by name: time of the next attempt, and why the last one failed
@@ -147,7 +145,7 @@ def fetch_path(name: str, what: str) -> Path:
             return download(name)
         except Exception as error:  # not Ctrl-C, after which the next use continues the download
             _failures[name] = (time.monotonic() + _RETRY_SECONDS, first_line(error))
-            _log.warning(
+            logger.warning(
                 "The %s %s could not be downloaded; next attempt after %.0f minutes: %s",
                 *(what, name, _RETRY_SECONDS / 60, redact(error)),
             )
@@ -183,7 +181,7 @@ def download(name: str, *, source: Source | None = None) -> Path:
     check_converter(item.kind)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with locked(final, waiting=partial(_log.info, "%s: another process is downloading it", name)):
+        with locked(final, waiting=partial(logger.info, "%s: another process is downloading it", name)):
             if cached_path(name) is not None:  # another process made it while we waited for the lock
                 return final
             staging.mkdir(exist_ok=True)

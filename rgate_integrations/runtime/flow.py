@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
@@ -24,10 +23,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from rgate_integrations.runtime.text import logger
 from rgate_integrations.runtime.threads import start_thread
 
 _T = TypeVar("_T")
-_log = logging.getLogger("rgate_integrations")
 
 
 class Step(ABC):
@@ -214,7 +213,7 @@ def _run_in_thread(step: Step) -> Task:
 def _log_failure(job: Future[Any] | asyncio.Future[Any]) -> None:
     if not job.cancelled() and job.exception() is not None:
         # Log only the type, because the message may quote a question.
-        _log.info("A background job that was not needed failed: %s", type(job.exception()).__name__)
+        logger.info("A background job that was not needed failed: %s", type(job.exception()).__name__)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import html
+import logging
 import re
 import string
 import unicodedata
@@ -22,6 +23,9 @@ IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff"
 """Kana and Han characters, for a regular expression."""
 UNSPACED = re.compile(rf"[{IDEOGRAPHS}\u0e00-\u0eff]")
 """Matches a character of a script without spaces between words, such as Japanese or Thai."""
+
+logger = logging.getLogger("rgate_integrations")
+"""The logger of the whole package. What users wrote, or a server said, goes through `redact` first."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b(?![+#])")
 # As SQuAD does, "U.S." is "us". LLMs write typographic quotes and hyphens; gold answers, ASCII.

@@ -6,3 +6,7 @@ to `gateway`, if there is one: it finds the question (`llm_requests`), decides, 
 request to the LLM's server (`upstream`). MCP (`agents`) runs behind the same `server`, or on standard input and
 output; `ray` applies a gate to a Ray data set.
 """
+
+import logging
+
+logger = logging.getLogger("rgate_integrations.serving")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -22,6 +21,7 @@ from rgate_integrations.errors import RGateError
 from rgate_integrations.models.download import forbid_downloads
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import redact
+from rgate_integrations.serving import logger
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import LLM_NAME_SOURCE, DecisionService, QueueFullError
 from rgate_integrations.serving.wire import (
@@ -35,8 +35,6 @@ from rgate_integrations.serving.wire import (
     SystemOneResponse,
     problem,
 )
-
-_log = logging.getLogger("rgate_integrations.serving")
 
 # A body with many questions may have hundreds of errors, and the first few show what is wrong.
 _MAX_ERRORS = 5  # validation errors in a response
@@ -145,7 +143,7 @@ class DecisionRoutes:
         from_upstream = self.gateway is not None and request.scope.get("endpoint") == self.gateway.answer
         if from_upstream and isinstance(error, httpx.HTTPError):
             # Its message may contain the key.
-            _log.error("The upstream server failed: %s: %s", kind, redact(error, *request.headers.values()))
+            logger.error("The upstream server failed: %s: %s", kind, redact(error, *request.headers.values()))
             return problem(
                 502,
                 "UpstreamError",
@@ -170,7 +168,7 @@ class DecisionRoutes:
             self.is_ready = error is None
             if error is not None:
                 hint = f" Hint: {redact(error.hint)}" if error.hint else ""
-                _log.warning("The gate is not ready yet: %s%s", redact(error.message), hint)
+                logger.warning("The gate is not ready yet: %s%s", redact(error.message), hint)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE)
 

@@ -6,7 +6,6 @@ It fails open: if the gate or the search fails, the upstream still answers.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,12 +33,11 @@ from rgate_integrations.prompts import format_passages, strip_control_tokens
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.flow import Call, Gather, Start, Step, arun
 from rgate_integrations.runtime.text import encodable, redact
+from rgate_integrations.serving import logger
 from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError
 from rgate_integrations.serving.service import DecisionService, QueueFullError
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, UpstreamAnswer, never_blocking
 from rgate_integrations.serving.wire import one_line, problem, route_label
-
-_log = logging.getLogger("rgate_integrations.serving")
 
 _COMMANDS = ("", "off", "retrieve", "direct")
 _LOGGED = {
@@ -260,7 +258,7 @@ class Gateway:
         message = redact(
             RGateError(failure.message, hint=failure.hint), *turn.history, turn.question, *private
         )
-        _log.warning("%s: %s: %s", what, failure.type, message)
+        logger.warning("%s: %s: %s", what, failure.type, message)
         self.service.metrics.errors.labels(failure.type).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import os
 import re
 import traceback
@@ -25,9 +24,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.remote import TOKEN
+from rgate_integrations.serving import logger
 from rgate_integrations.serving.wire import METHODS, problem
-
-_log = logging.getLogger("rgate_integrations.serving")
 
 _OPEN = ("/health", "/ready")  # the probes of an orchestrator have no token
 # Only processes on this machine can reach these addresses, so they need no token.
@@ -293,7 +291,7 @@ class Guard:
             # Not raised, because uvicorn would log the message, which may quote a question.
             frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
             locations = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames]
-            _log.error("A request failed: %s at %s", type(error).__name__, " > ".join(locations))
+            logger.error("A request failed: %s at %s", type(error).__name__, " > ".join(locations))
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -21,9 +20,8 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import RGateError
 from rgate_integrations.gates.base import CLIENT
 from rgate_integrations.runtime.flow import arun
+from rgate_integrations.serving import logger
 from rgate_integrations.serving.wire import DecideItem, likeliest_kind, route_label
-
-_log = logging.getLogger("rgate_integrations.serving")
 
 # Upper limits of the histograms' buckets; seconds go from below the fastest decision up to the default timeout.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -207,7 +205,7 @@ class DecisionService:
         seconds = time.perf_counter() - start
         self.metrics.count(decisions, seconds)
         retrieving = sum(decision.retrieve for decision in decisions)
-        _log.info("questions: %d, to retrieve: %d, %.0f ms", questions, retrieving, seconds * 1e3)
+        logger.info("questions: %d, to retrieve: %d, %.0f ms", questions, retrieving, seconds * 1e3)
 
 
 async def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Decision:

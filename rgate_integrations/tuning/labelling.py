@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import check_output, expand, json_line, locked, write_atomically
 from rgate_integrations.runtime.replies import describe_non_answer
-from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
+from rgate_integrations.runtime.text import contains_answer, is_correct, logger, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
 from rgate_integrations.tuning.collection import (
     Answered,
@@ -35,8 +34,6 @@ from rgate_integrations.tuning.collection import (
     no_progress,
 )
 from rgate_integrations.tuning.questions import Question, Questions, read_questions, without_repetitions
-
-_log = logging.getLogger("rgate_integrations")
 
 JUDGE = PromptTemplate(
     name="answer-judge",
@@ -179,7 +176,7 @@ def _choose_kind(with_gold: int, total: int) -> LabelKind:
     if with_gold == total:
         return "gold"
     if with_gold:
-        _log.warning(
+        logger.warning(
             "%d of %d questions have no gold answers, so agreement labels all of them. "
             'labels="gold" (--labels gold) leaves these out instead.',
             total - with_gold,
