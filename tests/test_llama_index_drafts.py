@@ -8,11 +8,11 @@ import pytest
 from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 
+from rgate_integrations.answering.drafting import DRAFT_TAG
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
 )
-from rgate_integrations.llama_index.decider import DRAFT_TAG
 from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, decisions_in, hearing
 
 EVERYTHING, NO_LOGPROBS, NOTHING = ["logprobs", "max_tokens"], ["max_tokens"], []

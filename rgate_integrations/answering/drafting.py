@@ -23,6 +23,9 @@ from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import get_field
 from rgate_integrations.runtime.text import logger, redact
 
+DRAFT_TAG = "rgate_draft"
+"""Tag of the runs and events of a drafting call, which are not part of the answer."""
+
 _Prompt = TypeVar("_Prompt")
 
 

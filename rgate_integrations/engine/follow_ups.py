@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from rgate_integrations.decision import Request
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments, split_transcript
+from rgate_integrations.runtime.segments import QUESTION_MARKS, USER, count_words, segments, split_transcript
 
 REFERS_BACK = "The question refers to earlier turns, which the gate did not see."
 UNREAD = "The question follows earlier turns, which the gate does not read: rewrite it to stand alone."
@@ -48,7 +48,6 @@ _TIME_EXPRESSION = re.compile(r"\b(?:time|day|date|month|year|season)\s+(?:is|wa
 _PLACE = re.compile(r"\b(?:in|at|on)\s+(?:the\s+)?[A-Z]")
 _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # a quotation, a number, or a capital within a sentence
 
-_USER = "user: "
 # Remarks such as "Try again." or "Yes, go on." contain nothing to search for.
 _MAX_REMARK_WORDS = 3
 # An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
@@ -106,7 +105,7 @@ def list_search_texts(question: str, history: Sequence[str] = ()) -> list[str]:
     """
     if not history and len(question) <= MAX_READ_CHARACTERS:
         question, history = split_transcript(question) or (question, history)
-    earlier = [turn.removeprefix(_USER) for turn in history if turn.startswith(_USER)]
+    earlier = [turn.removeprefix(USER) for turn in history if turn.startswith(USER)]
     if not earlier:
         return [question]
     asking = [turn for turn in earlier if _is_searchable(turn)]

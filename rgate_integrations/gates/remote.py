@@ -17,6 +17,7 @@ from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.gates.base import Gate, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.models.bounded_http import (
+    MAX_QUOTED,
     Answer,
     make_client,
     read_credentials,
@@ -28,7 +29,6 @@ TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name, not a token
 """Name of the environment variable with a decision server's token, for the server and for its clients."""
 
 _READY_TIMEOUT = 0.25  # seconds; questions must not wait long for a server that has just failed
-_MAX_QUOTED = 300  # maximum characters of a server's answer to quote in an error
 _ANSWER = TypeAdapter(dict[str, list[Decision]])
 # The fields to send: not metadata, which only the client's rules read, nor threshold and timeout, which the client
 # applies.
@@ -202,7 +202,7 @@ class DecisionClient:
                 words = answer.text
             raise ServerError(
                 f"The decision server at {self.url} answered {answer.status}: "
-                f"{self._credentials.redact(str(words))[:_MAX_QUOTED]}",
+                f"{self._credentials.redact(str(words))[:MAX_QUOTED]}",
                 hint={
                     401: f"Set {TOKEN} to the server's token, or pass load_gate(url, token=...).",
                     529: "Add servers, or raise the server's --queue.",

@@ -20,9 +20,15 @@ from rgate_integrations.gates.evidence.model_outputs import encoder_passes
 from rgate_integrations.gates.rules import read_text_states, to_directions
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import require_states
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments, split_transcript
+from rgate_integrations.runtime.segments import (
+    ASSISTANT,
+    QUESTION_MARKS,
+    USER,
+    count_words,
+    segments,
+    split_transcript,
+)
 
-_USER, _ASSISTANT = "user: ", "assistant: "
 # Minimum cosine of a message that is similar to an example; chosen by benchmarks/conversations.py.
 _MIN_COSINE = 0.55
 _MAX_WORDS = 12  # maximum words of a message to compare; longer messages say what they want
@@ -277,7 +283,7 @@ def join_user_turns(request: Request) -> Request:
     >>> join_user_turns(Request("Thanks!", ["assistant: Hi!", "user: When is it due?"])).question
     'When is it due?\nThanks!'
     """
-    if not request.history or not request.history[-1].startswith(_USER):
+    if not request.history or not request.history[-1].startswith(USER):
         return request
     turns, before = next(_user_turns(request.history))
     return replace(request, question=f"{turns}\n{request.question}", history=before)
@@ -307,7 +313,7 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     # offer.
     *before, last = request.history
     rest = last.removesuffix(question).strip()
-    if rest != _ASSISTANT.strip():
+    if rest != ASSISTANT.strip():
         before.append(rest)
     text = request.question if is_open else f"{question}\n{request.question}"
     return replace(request, question=text, history=before)
@@ -316,9 +322,9 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
 def _question_before(request: Request) -> str:
     """Return the question that ends the last turn, if that turn is the assistant's; empty otherwise."""
     last = request.history[-1] if request.history else ""
-    if not last.startswith(_ASSISTANT) or not last.endswith(QUESTION_MARKS):
+    if not last.startswith(ASSISTANT) or not last.endswith(QUESTION_MARKS):
         return ""
-    return segments(last.removeprefix(_ASSISTANT))[-1]
+    return segments(last.removeprefix(ASSISTANT))[-1]
 
 
 def _messages(request: Request) -> Iterable[str]:
@@ -339,8 +345,8 @@ def _messages(request: Request) -> Iterable[str]:
 def _user_turns(history: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield each run of user turns as one text, with the turns before it, from the latest run to the first."""
     before = history
-    for is_user, run in groupby(reversed(history), key=lambda turn: turn.startswith(_USER)):
-        turns = [turn.removeprefix(_USER) for turn in run]
+    for is_user, run in groupby(reversed(history), key=lambda turn: turn.startswith(USER)):
+        turns = [turn.removeprefix(USER) for turn in run]
         before = before[: -len(turns)]
         if is_user:
             yield "\n".join(reversed(turns)), before

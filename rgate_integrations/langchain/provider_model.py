@@ -18,6 +18,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.langchain.chat_models import length_field
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
+from rgate_integrations.models.bounded_http import MAX_QUOTED
 from rgate_integrations.models.request_options import RequestOptions, ServerHabits, Think
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.flow import Call, run
@@ -30,7 +31,6 @@ _THINK: dict[str, dict[Think, dict[str, Any]]] = {
     "ollama": {"off": {"reasoning": False}, "low": {"reasoning": "low"}},
 }
 _UNUSABLE = (401, 403, 404)  # statuses after which every other question would fail, too
-_MAX_MESSAGE = 300  # characters of a provider's message in an error
 
 
 class ProviderModel(LanguageModel):
@@ -76,7 +76,7 @@ class ProviderModel(LanguageModel):
             ) from error
         except Exception as error:  # each provider raises its own exceptions
             raise ConfigurationError(
-                f"Cannot create the chat model {provider}:{name}: {str(error)[:_MAX_MESSAGE]}",
+                f"Cannot create the chat model {provider}:{name}: {str(error)[:MAX_QUOTED]}",
                 hint="Check the provider, its API key, and the fields of extra= (--extra-body).",
             ) from error
         self._length_field = length_field(self._chat)
@@ -157,7 +157,7 @@ class ProviderModel(LanguageModel):
             except Exception as error:  # each provider raises its own exceptions
                 if getattr(error, "status_code", None) in _UNUSABLE:
                     raise ServerError(
-                        f"The provider of {self.name} rejected the request: {str(error)[:_MAX_MESSAGE]}",
+                        f"The provider of {self.name} rejected the request: {str(error)[:MAX_QUOTED]}",
                         hint="Check the API key and the name of the LLM.",
                     ) from error
                 if not names or not says_unsupported(error):

@@ -23,7 +23,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from pydantic import BaseModel
 
-from rgate_integrations.answering.drafting import DraftWriter, attach_draft, read_message
+from rgate_integrations.answering.drafting import DRAFT_TAG, DraftWriter, attach_draft, read_message
 from rgate_integrations.decision import Draft, Request
 from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, first_line
@@ -35,7 +35,6 @@ from rgate_integrations.runtime.replies import split_thoughts
 from rgate_integrations.runtime.segments import label_turns, split_history
 from rgate_integrations.runtime.text import encodable, logger, redact
 
-DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
 CONDENSE_FAILED = "The follow-up could not be condensed."
 NO_STREAM_TAG = "nostream"  # LangGraph leaves runs with this tag out of its message stream

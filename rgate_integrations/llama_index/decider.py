@@ -23,7 +23,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
-from rgate_integrations.answering.drafting import DraftWriter, attach_draft
+from rgate_integrations.answering.drafting import DRAFT_TAG, DraftWriter, attach_draft
 from rgate_integrations.decision import Decision, Draft, Request, valid_count, valid_threshold
 from rgate_integrations.engine.decider import BoundDecision, Decider, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
@@ -338,9 +338,6 @@ class WithoutPrompts:
 
 
 # --- drafts -------------------------------------------------------------------------------------------------
-
-DRAFT_TAG = "rgate_draft"
-"""Tag of all LlamaIndex events of a drafting call, to tell its text from the answer."""
 
 
 class LLMDrafter(DraftWriter[str]):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+MAX_QUOTED = 300
+"""Maximum characters of a server's message that an error quotes."""
 LONGEST_BODY = 16 << 20
 """Maximum size of an answer in bytes; 4,000 tokens with 20 log-probabilities each take 8 MB."""
 

@@ -39,7 +39,7 @@ from rgate_integrations.models.encoder_file import (
     adapter_digest,
     dequantise,
 )
-from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, pack_texts
+from rgate_integrations.models.onnx_model import MAX_HISTORY, OnnxModel, OnnxSession, pack_texts
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import SHIPPED
@@ -239,9 +239,6 @@ def _windows(row: Tokens, before: int) -> Iterable[Tokens]:
 # --- as a proxy ----------------------------------------------------------------------------------------------------
 
 
-_MAX_HISTORY = 768  # tokens of the earlier turns; of a longer history, only the end is read
-
-
 class EncoderProxy(HasStates):
     """multilingual-e5-small for gates: an `Encoder` that is loaded on first use.
 
@@ -323,7 +320,7 @@ class EncoderProxy(HasStates):
         The ranges are those of the request's segments. If there is a history, the range of the whole request comes
         before them. The history itself is not pooled: it only contributes through attention.
         """
-        history = self.encoder.keep_end(text.history, _MAX_HISTORY)
+        history = self.encoder.keep_end(text.history, MAX_HISTORY)
         request, ranges = join_segments(text.lines)
         every = [(0, len(request)), *ranges] if history else ranges
         return history + request, [(len(history) + begin, len(history) + end) for begin, end in every]

@@ -19,6 +19,8 @@ from rgate_integrations.runtime.arrays import Float32Array, PositionArray
 from rgate_integrations.runtime.threads import ForkSafeLock, count_cores, reset_after_fork
 
 SELF_TEST = "self_test.json"
+MAX_HISTORY = 768
+"""Maximum number of tokens of the earlier turns; of a longer history, only the end is read."""
 _MIN_COSINE = 0.999  # other CPUs round float32 differently, but stay far above this
 
 _Item = TypeVar("_Item")

@@ -25,7 +25,7 @@ from rgate_integrations.models.base import (
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoding import TextEncoder
-from rgate_integrations.models.onnx_model import OnnxModel, OnnxSession, pack_texts
+from rgate_integrations.models.onnx_model import MAX_HISTORY, OnnxModel, OnnxSession, pack_texts
 from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
@@ -51,7 +51,6 @@ _POOLED = {
 }
 _AFTER_QUESTION = "<|im_end|>\n<|im_start|>assistant\n"
 _MAX_QUESTION = 3_072  # tokens; the engine has already truncated requests by characters
-_MAX_HISTORY = 768  # tokens of the earlier turns, of which the end is read
 _BATCH_TOKENS = 256  # larger batches take more memory, and are not faster
 # Window size and overlap, in tokens, for longer texts. With windows, time grows with the length and not with its
 # square, memory does not grow, and windows are read in parallel.
@@ -149,7 +148,7 @@ class Reader(OnnxModel, TextEncoder):
 
     def encode_request(self, text: Segmented) -> ReaderRow:
         """Tokenize a request, truncated to 3,072 tokens, with the end of its history before it."""
-        history = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
+        history = self.ids(self.plain(text.history))[-MAX_HISTORY:]
         lines = []
         for line in text.lines:
             lines.append([" ".join(self.plain(segment).split()) for segment in line])

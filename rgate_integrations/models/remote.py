@@ -16,6 +16,7 @@ from rgate_integrations.decision import Draft, to_float, valid_count
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
 from rgate_integrations.models.bounded_http import (
+    MAX_QUOTED,
     Answer,
     make_client,
     read_credentials,
@@ -36,7 +37,6 @@ _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
 _BUSY = {408, 429, 500, 502, 503, 504}
 _MAX_PAUSE = 60.0  # seconds, even if a server asks for a longer pause
 _TOP_LOGPROBS = 20  # the maximum of OpenAI's API and vLLM
-_QUOTED = 300  # maximum characters of a server's message to quote in an error
 _CHARACTERS_PER_TOKEN = 4  # an estimate: the server's tokenizer is unknown
 
 
@@ -404,7 +404,7 @@ class RemoteModel(LanguageModel):
                     hint="Check that the server is OpenAI-compatible, and that the URL ends in /v1.",
                 )
             return completion
-        message = f"({answer.status}): {self._credentials.redact(answer.text)[:_QUOTED]}"
+        message = f"({answer.status}): {self._credentials.redact(answer.text)[:MAX_QUOTED]}"
         if answer.status in (401, 403, 404):
             problem = "refused the key"
             hint = "Check the key (api_key=, RGATE_API_KEY, for a judge RGATE_JUDGE_API_KEY) and what it may use."

@@ -21,6 +21,8 @@ LAYOUT = 11
 
 QUESTION_MARKS = ("?", "？", "؟")
 """Question marks: Latin, full-width and Arabic."""
+USER, ASSISTANT = "user: ", "assistant: "
+"""How the turns of a history begin."""
 
 _CLOSERS = "\"')]*_”’»」』）"
 _OPENERS = "\"'([*_“‘«「『（¿¡"
@@ -158,7 +160,7 @@ def shorten_turn(turn: str) -> str:
         if count_words(" ".join(kept)) >= _MIN_KEPT_WORDS:
             break
     last = segments(turn.rstrip()[-_MAX_TURN_CHARS:])[-1]
-    if last != kept[-1] and (last.endswith(QUESTION_MARKS) or turn.startswith("user: ")):
+    if last != kept[-1] and (last.endswith(QUESTION_MARKS) or turn.startswith(USER)):
         kept.append(last)
     return " ".join(kept)
 
