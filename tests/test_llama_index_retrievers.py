@@ -15,8 +15,9 @@ from llama_index.core.chat_engine import (
     ContextChatEngine,
 )
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.llms import MockLLM
-from llama_index.core.memory import ChatMemoryBuffer, Memory
+from llama_index.core.llms import ChatMessage, MockLLM
+from llama_index.core.memory import ChatMemoryBuffer, Memory, StaticMemoryBlock
+from llama_index.core.memory.memory import InsertMethod
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     RetrieverQueryEngine,
@@ -306,6 +307,21 @@ async def test_a_follow_up_in_a_memory_is_searched_for_with_what_it_follows_on(s
     searched = [first, f"{first}\n{follow_up}", new, f"{follow_up}\n{new}"]
     assert {name: shelf.queries for name, shelf in shelves.items()} == {"docs": [], "hr": searched, "web": []}
     assert reranker.queries == [first, f"{first}\n{follow_up}", new]
+
+
+@pytest.mark.parametrize("insert", InsertMethod)
+@both_ways
+def test_what_a_memory_adds_to_the_turns_is_no_turn(call, insert):
+    """Regression: it was read as an earlier message of the user, and searched for."""
+    facts = StaticMemoryBlock(name="facts", static_content="The user works at Acme.")
+    memory = Memory.from_defaults(memory_blocks=[facts], insert_method=insert)
+    shelf, gate = Shelf(), TurnReader()
+    guarded = GatedRetriever(shelf, gate, memory=memory).with_threshold(1.0)
+    call(guarded, "retrieve", "Who is Ada?")
+    assert (gate.histories, shelf.queries) == ([None], ["Who is Ada?"])
+    memory.put(ChatMessage("Who is Ada?"))
+    call(guarded, "retrieve", "Where did Bert live?")
+    assert gate.histories[1:] == [("user: Who is Ada?",)]
 
 
 REPLACES_THE_LIST = [core.SimilarityPostprocessor(similarity_cutoff=0.1)]

@@ -58,7 +58,7 @@ _PARTS = {
         "a node postprocessor",
         "Pass a list, such as [SimilarityPostprocessor(similarity_cutoff=0.7)].",
     ),
-    "aget": ("a memory", "Pass ChatMemoryBuffer.from_defaults(), the one that the chat engine has."),
+    "aget_all": ("a memory", "Pass ChatMemoryBuffer.from_defaults(), the one that the chat engine has."),
     "__call__": ("a tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
 }
 _dispatcher = get_dispatcher(__name__)
@@ -177,7 +177,7 @@ class QueryDecider:
         self.draft_llm = draft_llm
         self.drafter = None if draft_llm is None else LLMDrafter(draft_llm, tokens)
         if memory is not None:
-            check_part(memory, "aget")
+            check_part(memory, "aget_all")
         self.memory = memory
         self.threshold: float | None = None
 
@@ -270,7 +270,8 @@ class QueryDecider:
         """Return the turns before the question in the format that gates read: ``user: …`` and ``assistant: …``."""
         messages: list[ChatMessage] = []
         if self.memory is not None:
-            messages = yield Call(self.memory.get, self.memory.aget)
+            # Without what `get` adds to the turns, such as facts or a summary that an LLM writes.
+            messages = yield Call(self.memory.get_all, self.memory.aget_all)
         turns = []
         for message in messages:
             speaker = _SPEAKERS.get(message.role)
