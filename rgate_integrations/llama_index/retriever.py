@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -30,6 +32,8 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
 NOTE_SCORE = 1e9  # above any cutoff, even for BM25 and inner products, but finite, for JSON
 _MARK = uuid.uuid4().hex  # marks notes and their copies in the metadata; random, so no document can have it
+# How LlamaIndex's RetrieverTool asks the question of an agent.
+_TOOL_INPUT = re.compile(r"\ninput is (.*)\n", re.DOTALL)
 
 
 def node_hash(node: NodeWithScore) -> str:
@@ -45,10 +49,10 @@ class FlowRetriever(BaseRetriever):
         """Return the nodes for a query."""
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self.find(query_bundle))
+        return run(self.find(_as_bundle(query_bundle)))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await arun(self.find(query_bundle))
+        return await arun(self.find(_as_bundle(query_bundle)))
 
 
 class CorpusRetriever(FlowRetriever):
@@ -277,4 +281,7 @@ class IndexRetriever(FlowRetriever):
 
 
 def _as_bundle(query: QueryType) -> QueryBundle:
-    return QueryBundle(query) if isinstance(query, str) else query
+    """Return a query as a bundle; an agent's question in its own words, so that the decision about it is found."""
+    bundle = QueryBundle(query) if isinstance(query, str) else query
+    asked = _TOOL_INPUT.fullmatch(bundle.query_str)
+    return bundle if asked is None else replace(bundle, query_str=asked[1])
