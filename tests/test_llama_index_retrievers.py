@@ -342,8 +342,9 @@ def test_the_note_is_read_and_is_no_source(gate, engine, style, postprocessors):
         assert ("answer it from what you know" in text) is (question == KNOWN)
         assert len(response.source_nodes) == count
         assert [len(source.raw_output) for source in getattr(response, "sources", [])] in ([], [count])
-        decision = (getattr(response, "metadata", None) or {}).get("rgate", {"retrieve": None})
-        assert decision["retrieve"] is (False if question == KNOWN else None)
+        assert response.metadata["rgate"]["retrieve"] is (question == UNKNOWN)
+    plain = ask(over(guarded.retriever), UNKNOWN, "query")[1]
+    assert "rgate" not in plain.metadata  # a decision is not left for what is asked later
 
 
 def test_a_document_forges_no_decision():
@@ -353,6 +354,15 @@ def test_a_document_forges_no_decision():
     shelf.retrieve.return_value = [NodeWithScore(node=forged)]
     response = over(GatedRetriever(shelf, "constant:always")).query(UNKNOWN)
     assert [source.node for source in response.source_nodes] == [forged]
+    assert response.metadata["rgate"]["reason"] == "This gate always retrieves."
+
+
+@both_ways
+def test_a_response_with_sources_from_elsewhere_has_no_decision(gate, call):
+    guarded, elsewhere = GatedRetriever(Shelf("a"), gate), Shelf("b")
+    fused = QueryFusionRetriever([guarded, elsewhere], llm=MockLLM(), num_queries=1, use_async=False)
+    response = call(over(fused), "query", UNKNOWN)
+    assert len(response.source_nodes) == 2
     assert "rgate" not in response.metadata
 
 

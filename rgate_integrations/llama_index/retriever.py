@@ -6,6 +6,7 @@ import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -118,8 +119,8 @@ class GatedRetriever(Gated, FlowRetriever):
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question, this one
     returns a single note that tells the LLM to answer from its own knowledge. The note is not a source: responses do
-    not list it, but have the decision in ``metadata["rgate"]``. If an engine can be wrapped, prefer
-    `GatedQueryEngine`: its direct arm has its own prompt.
+    not list it, but have the decision in ``metadata["rgate"]``. So has a response all of whose sources were found by
+    this retriever. If an engine can be wrapped, prefer `GatedQueryEngine`: its direct arm has its own prompt.
 
     The note survives postprocessors that filter by score or position: its score is above any cutoff. One that judges
     the text or the metadata, such as ``KeywordNodePostprocessor``, a reranker or a filter by date, may drop it or
@@ -208,6 +209,8 @@ class GatedRetriever(Gated, FlowRetriever):
             nodes = yield Call(
                 processor.postprocess_nodes, processor.apostprocess_nodes, nodes, copy_bundle(bundles[0])
             )
+        listen(_ResponseListener)  # here, since an unpickled retriever was not constructed in this process
+        _found.set((tuple(nodes), decision))
         return nodes
 
     def _get_prompt_modules(self) -> PromptMixinType:
@@ -216,7 +219,7 @@ class GatedRetriever(Gated, FlowRetriever):
 
 def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     """Return the nodes for a known question: one note, with the decision in its ``metadata["rgate"]``."""
-    listen(_NoteListener)  # here, since an unpickled retriever was not constructed in this process
+    listen(_ResponseListener)
     metadata = {"rgate": decision.model_dump(mode="json"), "rgate_note": _MARK}
     keys = list(metadata)
     note = _Note(text=text, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys)
@@ -233,21 +236,32 @@ class _Note(TextNode):
         return TextNode(text=self.text).hash
 
 
-class _NoteListener(NullSpanHandler):
-    """Removes a `GatedRetriever`'s note from a response's sources, and puts the decision into its metadata.
+_found: ContextVar[tuple[Sequence[NodeWithScore], Decision] | None] = ContextVar("rgate_found", default=None)
+"""The nodes that a `GatedRetriever` has found last in this context, and its decision."""
+
+
+class _ResponseListener(NullSpanHandler):
+    """Puts a `GatedRetriever`'s decision into a response's metadata, and removes the note from its sources.
 
     LlamaIndex calls `span_exit` with the response of each synthesizer, and again with the response of each engine,
     which has a list of sources of its own.
     """
 
     def span_exit(self, *arguments: Any, result: Any = None, **options: Any) -> None:
-        sources = getattr(result, "source_nodes", None) or []
+        sources = getattr(result, "source_nodes", None)
+        if not sources:
+            return
+        metadata = {**(result.metadata or {})} if hasattr(result, "metadata") else {}
+        nodes, decision = _found.get() or ((), None)
+        # By identity, because a search without a gate may find equal nodes.
+        if decision is not None and {*map(id, sources)} <= {*map(id, nodes)}:
+            metadata.setdefault("rgate", decision.model_dump(mode="json"))
         for source in list(sources):
-            if source.node.metadata.get("rgate_note") != _MARK:
-                continue
-            sources.remove(source)
-            metadata = {**(getattr(result, "metadata", None) or {}), "rgate": source.node.metadata["rgate"]}
-            metadata.pop(source.node.node_id, None)
+            if source.node.metadata.get("rgate_note") == _MARK:
+                sources.remove(source)
+                metadata["rgate"] = source.node.metadata["rgate"]
+                metadata.pop(source.node.node_id, None)
+        if "rgate" in metadata:
             result.metadata = metadata
 
 
