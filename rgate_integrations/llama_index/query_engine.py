@@ -426,7 +426,7 @@ class DirectPrompt(SelectorPromptTemplate):
         for message in messages:
             text = message.content or ""
             if (
-                message.role == MessageRole.SYSTEM
+                message.role in (MessageRole.SYSTEM, MessageRole.DEVELOPER)
                 and _MARK not in text
                 and text != TEXT_QA_SYSTEM_PROMPT.content
             ):
