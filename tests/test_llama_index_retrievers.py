@@ -88,6 +88,17 @@ def test_a_name_that_no_tool_has_is_an_error_before_the_gate_is_asked(gate, name
     assert gate.calls == []
 
 
+@pytest.mark.parametrize("names", [("direct", "docs", "docs"), ("docs", "direct", "direct")])
+def test_a_name_that_two_tools_have_is_an_error(gate, names):
+    """Regression: the second tool never ran, and nothing said so."""
+    with pytest.raises(ConfigurationError, match=r"2 tools have the name 'd\w+'"):
+        RetrievalGateSelector(gate, retrieve="docs").select(names, "known?")
+    others = RetrievalGateSelector(gate, retrieve="docs").select(
+        ["other", "other", "docs", "direct"], UNKNOWN
+    )
+    assert others.ind == 2
+
+
 @both_ways
 @pytest.mark.parametrize("retrieve", ["docs", ["docs", "more"]], ids=["one tool", "several"])
 def test_a_routers_response_has_the_decision_that_selected_its_engines(gate, call, retrieve):
