@@ -114,14 +114,15 @@ def test_one_draft_and_one_decision_a_request(gate, llm, name, style):
 @both_ways
 @pytest.mark.parametrize("guards", [False, True], ids=["tool", "guarded tool"])
 @pytest.mark.parametrize("make", [GatedRetriever, lambda inner, gate: ClaimFusionRetriever([inner], gate)])
-def test_the_question_of_an_agent_reaches_a_retriever_in_its_own_words(gate, call, make, guards):
+@pytest.mark.parametrize("argument", ["input", "query"])
+def test_the_question_of_an_agent_reaches_a_retriever_in_its_own_words(gate, call, make, guards, argument):
     """Regression: LlamaIndex's tool asks for "input is …", which was judged anew, and "input" was in every claim."""
     shelf = Shelf()
     tool = RetrieverTool.from_defaults(make(shelf, gate), name="docs")
-    call(GatedTool(tool, gate) if guards else tool, "call", input=QUESTION)
+    call(GatedTool(tool, gate) if guards else tool, "call", **{argument: QUESTION})
     assert gate.calls == [[QUESTION]]
     assert QUESTION in shelf.queries
-    assert not any("input" in query for query in shelf.queries)
+    assert not any(argument in query for query in shelf.queries)
 
 
 @both_ways

@@ -33,8 +33,8 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
 NOTE_SCORE = 1e9  # above any cutoff, even for BM25 and inner products, but finite, for JSON
 _MARK = uuid.uuid4().hex  # marks notes and their copies in the metadata; random, so no document can have it
-# How LlamaIndex's RetrieverTool asks the question of an agent.
-_TOOL_INPUT = re.compile(r"\ninput is (.*)\n", re.DOTALL)
+# How LlamaIndex's RetrieverTool asks the question of an agent, which names the argument, perhaps wrongly.
+_TOOL_INPUT = re.compile(r"\n(?:input|question|query) is (.*)\n", re.DOTALL)
 
 
 def node_hash(node: NodeWithScore) -> str:
