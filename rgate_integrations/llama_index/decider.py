@@ -355,6 +355,10 @@ class LLMDrafter(DraftWriter[str]):
     def __init__(self, llm: LLM, tokens: int) -> None:
         super().__init__(tokens)
         self.llm = llm
+        limit = _length_option(llm, tokens)
+        if limit:  # it is not an option of a call, so it is set in a copy
+            self.llm = llm.model_copy(update=limit)
+            self.forms = [{}]
 
     def ask(self, prompts: Sequence[str], options: dict[str, Any]) -> Flow[list[Any]]:
         """Ask the LLM a question, the only item of ``prompts``; return a list with its response or exception."""
@@ -389,3 +393,16 @@ class LLMDrafter(DraftWriter[str]):
     def private_texts(self, prompt: str) -> list[str]:
         """Return the only text that logs must not quote, the question."""
         return [prompt]
+
+
+def _length_option(llm: Any, tokens: int) -> dict[str, Any]:
+    """Return the field that limits the answers of an LLM whose calls have no option ``max_tokens``; else nothing."""
+    fields = type(llm).model_fields
+    if "max_tokens" not in fields:
+        if "max_output_tokens" in fields:
+            return {"max_output_tokens": max(16, tokens)}  # OpenAI's Responses refuse less
+        if "max_new_tokens" in fields:
+            return {"max_new_tokens": tokens}
+        if llm.class_name() == "Ollama_llm":
+            return {"additional_kwargs": {**llm.additional_kwargs, "num_predict": tokens}}
+    return {}
