@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from llama_index.core import (
@@ -30,7 +30,7 @@ from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 from pydantic import Field
 
-from rgate_integrations import Request
+from rgate_integrations import AnswerFirst, Request
 from rgate_integrations.engine.follow_ups import REFERS_BACK
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
@@ -126,6 +126,26 @@ def test_a_guarded_retriever_finds_a_note_for_what_is_known(gate, call):
     both = QueryFusionRetriever([guarded, guarded], llm=MockLLM(), num_queries=1, use_async=False)
     assert len(call(both, "retrieve", KNOWN)) == 1  # Regression: the note was there twice
     assert "answer it from what you know" in call(RetrieverTool.from_defaults(guarded), "call", KNOWN).content
+
+
+FIRST = AnswerFirst(question_gate=Reader())
+IMAGE = "has an image, which the gate cannot read"
+
+
+@both_ways
+@pytest.mark.parametrize("options", [{}, {"answer_first": FIRST}, {"look_first": True}], ids=["", *"al"])
+def test_a_query_with_an_image_is_searched_for(gate, call, options):
+    """Regression: its text was known, so neither the search nor the LLM saw the image."""
+    seen, shelf = [], Shelf()
+    shelf.retrieve = lambda bundle: seen.append(bundle.image_path) or []
+    shelf.aretrieve = AsyncMock(side_effect=shelf.retrieve)
+    bundle = QueryBundle(KNOWN, image_path="a.png")
+    assert call(GatedRetriever(shelf, gate), "retrieve", bundle) == []
+    engine = GatedQueryEngine.from_defaults(over(shelf), gate, MockLLM(), **options)
+    decision = call(engine, "query", bundle).metadata["rgate"]
+    assert (decision["retrieve"], decision["question"], seen) == (True, KNOWN, ["a.png"] * 2)
+    assert IMAGE in decision["reason"]
+    assert gate.calls == []
 
 
 @both_ways

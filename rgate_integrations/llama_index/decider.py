@@ -24,11 +24,18 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
 from rgate_integrations.answering.drafting import DraftWriter, attach_draft
-from rgate_integrations.decision import Decision, Draft, Request, valid_count, valid_threshold
-from rgate_integrations.engine.decider import BoundDecision, Decider, read_item
+from rgate_integrations.decision import (
+    Decision,
+    Draft,
+    Request,
+    RequestFields,
+    valid_count,
+    valid_threshold,
+)
+from rgate_integrations.engine.decider import BoundDecision, Decider, Failed, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.gates.evidence.model_outputs import generation_cost
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow, variable_set
@@ -95,6 +102,18 @@ def get_llm_name(llm: LLM | None) -> str:
 def copy_bundle(bundle: QueryBundle) -> QueryBundle:
     """Return a copy of a bundle: LlamaIndex's vector retriever writes the embedding into the bundle that it gets."""
     return replace(bundle)
+
+
+def read_bundle(bundle: QueryBundle, **fields: Unpack[RequestFields]) -> Request | Failed:
+    """Return a query as a request; as `Failed` if it has an image, which a retriever reads, but not the LLM alone."""
+    item = read_item(bundle.query_str, **fields)
+    if not bundle.image_path or isinstance(item, Failed):
+        return item
+    error = EvidenceError(
+        "The query has an image, which the gate cannot read.",
+        hint="To let the gate judge the text alone, leave image_path out of the QueryBundle.",
+    )
+    return Failed(error, item.question, item.threshold)
 
 
 def check_part(part: object, method: str) -> None:
@@ -199,7 +218,7 @@ class QueryDecider:
         if reusable is not None:
             return reusable
         history = yield from self.read_history(bundle.query_str)
-        item = read_item(bundle.query_str, history=history, threshold=self.threshold)
+        item = read_bundle(bundle, history=history, threshold=self.threshold)
         new_drafts: list[Draft] = []
         if self.drafter is not None and isinstance(item, Request):
             inherited = self.inherited(bundle, self.draft_llm)

@@ -194,7 +194,9 @@ class GatedRetriever(Gated, FlowRetriever):
             return [] if self.known_message is None else _note(decision, self.known_message)
         history = yield from self.decider.read_history(bundle.query_str)
         texts = list_search_texts(bundle.query_str, history)
-        bundles = [bundle] if texts == [bundle.query_str] else list(map(QueryBundle, texts))
+        bundles = [bundle]
+        if texts != [bundle.query_str]:
+            bundles = [QueryBundle(text, image_path=bundle.image_path) for text in texts]
         rankings: list[list[NodeWithScore]] = []
         for searched in bundles:
             with self.decider.bind(decision, searched):
