@@ -362,7 +362,10 @@ def direct_engine(
         llm = llm.as_structured_llm(output_cls)
     # A structured answer is an object, which exists only once it is complete.
     streaming = streaming and not isinstance(llm, StructuredLLM)
-    return EmptyIndex().as_query_engine(llm=llm, simple_template=prompt, streaming=streaming)
+    callbacks = getattr(query_engine, "callback_manager", None)  # what is no engine is refused later
+    return EmptyIndex().as_query_engine(
+        llm=llm, simple_template=prompt, streaming=streaming, callback_manager=callbacks
+    )
 
 
 def _shows_question(prompt: BasePromptTemplate, llm: LLM) -> bool:
