@@ -129,6 +129,24 @@ def test_a_draft_of_ollama_is_short(gate, call):
     assert llm.additional_kwargs == {"seed": 1}
 
 
+class GoogleGenAI(Writer):
+    """Reads one option of a call and ignores the others, as LlamaIndex's class of this name does."""
+
+    @classmethod
+    def class_name(cls):
+        return "GenAI"
+
+    def _chunks(self, prompt, options):
+        return super()._chunks(prompt, {"max_tokens": options["generation_config"]["max_output_tokens"]})
+
+
+@both_ways
+def test_a_draft_of_gemini_is_short(gate, call):
+    """Regression: it wrote a whole answer."""
+    call(ClaimFusionRetriever([Shelf()], gate, draft_llm=GoogleGenAI(), tokens=2), "retrieve", "unknown?")
+    assert [draft.text for (draft,) in gate.drafts] == ["Perhaps it"]
+
+
 # --- what it costs -----------------------------------------------------------------------------------------
 
 

@@ -378,6 +378,8 @@ class LLMDrafter(DraftWriter[str]):
         if limit:  # it is not an option of a call, so it is set in a copy
             self.llm = llm.model_copy(update=limit)
             self.forms = [{}]
+        elif llm.class_name() == "GenAI":  # Google's has an option of another form
+            self.forms = [{"generation_config": {"max_output_tokens": tokens}}]
 
     def ask(self, prompts: Sequence[str], options: dict[str, Any]) -> Flow[list[Any]]:
         """Ask the LLM a question, the only item of ``prompts``; return a list with its response or exception."""
