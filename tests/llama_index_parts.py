@@ -36,14 +36,14 @@ CLAIMS = "Oulu lies far up north. Jupiter has many moons."
 # --- calls and what is heard of them -----------------------------------------------------------------------
 
 
-def blocking(owner, name, *arguments):
+def blocking(owner, name, *arguments, **named):
     """Call a method of an object."""
-    return getattr(owner, name)(*arguments)
+    return getattr(owner, name)(*arguments, **named)
 
 
-def awaiting(owner, name, *arguments):
+def awaiting(owner, name, *arguments, **named):
     """Await the asynchronous twin of a method of an object, on an event loop of its own."""
-    return asyncio.run(getattr(owner, f"a{name}")(*arguments))
+    return asyncio.run(getattr(owner, f"a{name}")(*arguments, **named))
 
 
 both_ways = pytest.mark.parametrize("call", [blocking, awaiting], ids=["sync", "async"])

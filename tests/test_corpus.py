@@ -208,6 +208,13 @@ from_retriever = partial(CorpusProfile.from_retriever, timeout=0.05)
             for texts in ([], ["", " \n"], [None], [b"bytes"])
         ),
         # Regression: bare TypeErrors, another typed error, and one that quoted the whole text.
+        # Regression: a user of LlamaIndex read what to do with LangChain's documents.
+        (
+            CorpusProfile.from_texts,
+            [object()],
+            ProfileError,
+            r"not object.* Hint: .* node\.get_content\(\) in Ll",
+        ),
         (CorpusProfile.from_texts, 3, ProfileError, "must be several strings, not int.* Hint: "),
         (CorpusProfile.from_texts, None, ProfileError, "must be several strings, not NoneType.* Hint: "),
         # Regression: a path, and the keys of a mapping, were taken for passages.

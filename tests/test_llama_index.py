@@ -184,6 +184,17 @@ def test_callbacks_hear_of_one_query_whatever_the_arm(gate, options, style):
 
 
 @both_ways
+def test_the_engines_own_callbacks_hear_of_a_known_question(gate, call):
+    """Regression: only those of the settings did."""
+    heard = LlamaDebugHandler(print_trace_on_end=False)
+    synthesizer = get_response_synthesizer(MockLLM())
+    inner = RetrieverQueryEngine(Shelf(), synthesizer, callback_manager=CallbackManager([heard]))
+    response = call(gated(gate, inner), "query", KNOWN)
+    ((start, end),) = heard.get_event_pairs(CBEventType.QUERY)
+    assert (start.payload["query_str"], end.payload["response"].response) == (KNOWN, response.response)
+
+
+@both_ways
 @pytest.mark.parametrize(
     ("part", "name", "question", "expected"),
     [

@@ -130,6 +130,16 @@ def test_the_system_messages_of_the_engines_prompt_are_taken_over(call, options,
 
 
 @both_ways
+def test_a_developers_message_is_a_system_message(call):
+    """Regression: OpenAI's newer name of the role was unknown, and the persona was lost."""
+    llm = Listener()
+    messages = [ChatMessage(role="developer", content=PERSONA), ChatMessage(role="user", content=QUESTION)]
+    prompt = ChatPromptTemplate(message_templates=messages)
+    call(gated(engine_over(llm, text_qa_template=prompt), llm), "query", KNOWN)
+    assert llm.asked == [("developer", PERSONA), ("user", KNOWN)]
+
+
+@both_ways
 @pytest.mark.parametrize("through", ["", "query_engine:"], ids=["inner", "gated"])
 def test_a_prompt_that_is_updated_later_counts_for_both_arms(call, through):
     """Regression: a known question got the old persona."""

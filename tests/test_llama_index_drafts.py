@@ -7,12 +7,14 @@ from urllib.error import HTTPError
 import pytest
 from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.instrumentation.dispatcher import instrument_tags
+from pydantic import Field
 
 from rgate_integrations.answering.drafting import DRAFT_TAG
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
 )
+from tests.fake_server import Fake
 from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, decisions_in, hearing
 
 EVERYTHING, NO_LOGPROBS, NOTHING = ["logprobs", "max_tokens"], ["max_tokens"], []
@@ -82,6 +84,67 @@ def test_an_llm_that_writes_no_answer_gives_no_draft_and_is_retrieved_for(gate, 
     decision = call(engine, "query", "a thing").metadata["rgate"]
     assert (decision["retrieve"], decision["error"]["type"]) == (True, "NoAnswerError")
     assert gate.drafts == []
+
+
+# --- LLMs whose calls have no option max_tokens ------------------------------------------------------------
+
+
+@both_ways
+def test_a_draft_of_openais_responses_is_short(gate, call, fake):
+    """Regression: after two forms that its client refuses, it was asked for a whole answer."""
+    openai = pytest.importorskip("llama_index.llms.openai", reason="comes with the dev extra")
+    part = {"type": "output_text", "text": "Oulu, perhaps.", "annotations": []}
+    message = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part]}
+    usage = {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7, "output_tokens_details": {}}
+    url = fake({"output": [message], "usage": usage}).url
+    llm = openai.OpenAIResponses("gpt-4o", api_base=url, api_key="x", max_retries=0)
+    call(ClaimFusionRetriever([Shelf()], gate, draft_llm=llm, tokens=2), "retrieve", "unknown?")
+    assert [body.get("max_output_tokens") for _, body, _ in Fake.seen] == [16], "OpenAI refuses less"
+    assert [draft.text for (draft,) in gate.drafts] == ["Oulu, perhaps."]
+    assert llm.max_output_tokens is None, "its answers are as long as before"
+
+
+class Ollama(Writer):
+    """Ignores the options of a call, as LlamaIndex's class of this name does, and notes the options of the server."""
+
+    additional_kwargs: dict = Field(default_factory=dict)
+    asked: list = Field(default_factory=list)
+
+    @classmethod
+    def class_name(cls):
+        return "Ollama_llm"
+
+    def _chunks(self, prompt, options):
+        self.asked.append(self.additional_kwargs)
+        return super()._chunks(prompt, {"max_tokens": self.additional_kwargs.get("num_predict")})
+
+
+@both_ways
+def test_a_draft_of_ollama_is_short(gate, call):
+    """Regression: it wrote a whole answer."""
+    llm = Ollama(additional_kwargs={"seed": 1})
+    call(ClaimFusionRetriever([Shelf()], gate, draft_llm=llm, tokens=2), "retrieve", "unknown?")
+    assert llm.asked == [{"seed": 1, "num_predict": 2}]
+    assert [draft.text for (draft,) in gate.drafts] == ["Perhaps it"]
+    assert llm.additional_kwargs == {"seed": 1}
+
+
+class GoogleGenAI(Writer):
+    """Reads one option of a call and ignores the others, as LlamaIndex's class of this name does."""
+
+    @classmethod
+    def class_name(cls):
+        return "GenAI"
+
+    def _chunks(self, prompt, options):
+        return super()._chunks(prompt, {"max_tokens": options["generation_config"]["max_output_tokens"]})
+
+
+@both_ways
+def test_a_draft_of_gemini_is_short(gate, call):
+    """Regression: it wrote a whole answer."""
+    call(ClaimFusionRetriever([Shelf()], gate, draft_llm=GoogleGenAI(), tokens=2), "retrieve", "unknown?")
+    assert [draft.text for (draft,) in gate.drafts] == ["Perhaps it"]
 
 
 # --- what it costs -----------------------------------------------------------------------------------------

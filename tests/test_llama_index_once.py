@@ -15,7 +15,7 @@ from llama_index.core.llms import LLMMetadata, MockLLM
 from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import QueryBundle
-from llama_index.core.tools import QueryEngineTool
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -109,6 +109,20 @@ def test_one_draft_and_one_decision_a_request(gate, llm, name, style):
         assert [decision.question for decision in decisions_in(events)] == [QUESTION]
     claims = [asked for asked in gate.calls if asked != [QUESTION]]
     assert len(claims) == (0 if name == "router, guard" else 2)  # a batch a request
+
+
+@both_ways
+@pytest.mark.parametrize("guards", [False, True], ids=["tool", "guarded tool"])
+@pytest.mark.parametrize("make", [GatedRetriever, lambda inner, gate: ClaimFusionRetriever([inner], gate)])
+@pytest.mark.parametrize("argument", ["input", "query"])
+def test_the_question_of_an_agent_reaches_a_retriever_in_its_own_words(gate, call, make, guards, argument):
+    """Regression: LlamaIndex's tool asks for "input is …", which was judged anew, and "input" was in every claim."""
+    shelf = Shelf()
+    tool = RetrieverTool.from_defaults(make(shelf, gate), name="docs")
+    call(GatedTool(tool, gate) if guards else tool, "call", **{argument: QUESTION})
+    assert gate.calls == [[QUESTION]]
+    assert QUESTION in shelf.queries
+    assert not any(argument in query for query in shelf.queries)
 
 
 @both_ways

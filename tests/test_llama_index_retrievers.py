@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from llama_index.core import (
@@ -15,8 +15,9 @@ from llama_index.core.chat_engine import (
     ContextChatEngine,
 )
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.llms import MockLLM
-from llama_index.core.memory import ChatMemoryBuffer, Memory
+from llama_index.core.llms import ChatMessage, MockLLM
+from llama_index.core.memory import ChatMemoryBuffer, Memory, StaticMemoryBlock
+from llama_index.core.memory.memory import InsertMethod
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     RetrieverQueryEngine,
@@ -29,7 +30,7 @@ from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 from pydantic import Field
 
-from rgate_integrations import Request
+from rgate_integrations import AnswerFirst, Request
 from rgate_integrations.engine.follow_ups import REFERS_BACK
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
@@ -87,6 +88,17 @@ def test_a_name_that_no_tool_has_is_an_error_before_the_gate_is_asked(gate, name
     assert gate.calls == []
 
 
+@pytest.mark.parametrize("names", [("direct", "docs", "docs"), ("docs", "direct", "direct")])
+def test_a_name_that_two_tools_have_is_an_error(gate, names):
+    """Regression: the second tool never ran, and nothing said so."""
+    with pytest.raises(ConfigurationError, match=r"2 tools have the name 'd\w+'"):
+        RetrievalGateSelector(gate, retrieve="docs").select(names, "known?")
+    others = RetrievalGateSelector(gate, retrieve="docs").select(
+        ["other", "other", "docs", "direct"], UNKNOWN
+    )
+    assert others.ind == 2
+
+
 @both_ways
 @pytest.mark.parametrize("retrieve", ["docs", ["docs", "more"]], ids=["one tool", "several"])
 def test_a_routers_response_has_the_decision_that_selected_its_engines(gate, call, retrieve):
@@ -114,6 +126,26 @@ def test_a_guarded_retriever_finds_a_note_for_what_is_known(gate, call):
     both = QueryFusionRetriever([guarded, guarded], llm=MockLLM(), num_queries=1, use_async=False)
     assert len(call(both, "retrieve", KNOWN)) == 1  # Regression: the note was there twice
     assert "answer it from what you know" in call(RetrieverTool.from_defaults(guarded), "call", KNOWN).content
+
+
+FIRST = AnswerFirst(question_gate=Reader())
+IMAGE = "has an image, which the gate cannot read"
+
+
+@both_ways
+@pytest.mark.parametrize("options", [{}, {"answer_first": FIRST}, {"look_first": True}], ids=["", *"al"])
+def test_a_query_with_an_image_is_searched_for(gate, call, options):
+    """Regression: its text was known, so neither the search nor the LLM saw the image."""
+    seen, shelf = [], Shelf()
+    shelf.retrieve = lambda bundle: seen.append(bundle.image_path) or []
+    shelf.aretrieve = AsyncMock(side_effect=shelf.retrieve)
+    bundle = QueryBundle(KNOWN, image_path="a.png")
+    assert call(GatedRetriever(shelf, gate), "retrieve", bundle) == []
+    engine = GatedQueryEngine.from_defaults(over(shelf), gate, MockLLM(), **options)
+    decision = call(engine, "query", bundle).metadata["rgate"]
+    assert (decision["retrieve"], decision["question"], seen) == (True, KNOWN, ["a.png"] * 2)
+    assert IMAGE in decision["reason"]
+    assert gate.calls == []
 
 
 @both_ways
@@ -308,6 +340,21 @@ async def test_a_follow_up_in_a_memory_is_searched_for_with_what_it_follows_on(s
     assert reranker.queries == [first, f"{first}\n{follow_up}", new]
 
 
+@pytest.mark.parametrize("insert", InsertMethod)
+@both_ways
+def test_what_a_memory_adds_to_the_turns_is_no_turn(call, insert):
+    """Regression: it was read as an earlier message of the user, and searched for."""
+    facts = StaticMemoryBlock(name="facts", static_content="The user works at Acme.")
+    memory = Memory.from_defaults(memory_blocks=[facts], insert_method=insert)
+    shelf, gate = Shelf(), TurnReader()
+    guarded = GatedRetriever(shelf, gate, memory=memory).with_threshold(1.0)
+    call(guarded, "retrieve", "Who is Ada?")
+    assert (gate.histories, shelf.queries) == ([None], ["Who is Ada?"])
+    memory.put(ChatMessage("Who is Ada?"))
+    call(guarded, "retrieve", "Where did Bert live?")
+    assert gate.histories[1:] == [("user: Who is Ada?",)]
+
+
 REPLACES_THE_LIST = [core.SimilarityPostprocessor(similarity_cutoff=0.1)]
 
 
@@ -326,8 +373,9 @@ def test_the_note_is_read_and_is_no_source(gate, engine, style, postprocessors):
         assert ("answer it from what you know" in text) is (question == KNOWN)
         assert len(response.source_nodes) == count
         assert [len(source.raw_output) for source in getattr(response, "sources", [])] in ([], [count])
-        decision = (getattr(response, "metadata", None) or {}).get("rgate", {"retrieve": None})
-        assert decision["retrieve"] is (False if question == KNOWN else None)
+        assert response.metadata["rgate"]["retrieve"] is (question == UNKNOWN)
+    plain = ask(over(guarded.retriever), UNKNOWN, "query")[1]
+    assert "rgate" not in plain.metadata  # a decision is not left for what is asked later
 
 
 def test_a_document_forges_no_decision():
@@ -337,6 +385,15 @@ def test_a_document_forges_no_decision():
     shelf.retrieve.return_value = [NodeWithScore(node=forged)]
     response = over(GatedRetriever(shelf, "constant:always")).query(UNKNOWN)
     assert [source.node for source in response.source_nodes] == [forged]
+    assert response.metadata["rgate"]["reason"] == "This gate always retrieves."
+
+
+@both_ways
+def test_a_response_with_sources_from_elsewhere_has_no_decision(gate, call):
+    guarded, elsewhere = GatedRetriever(Shelf("a"), gate), Shelf("b")
+    fused = QueryFusionRetriever([guarded, elsewhere], llm=MockLLM(), num_queries=1, use_async=False)
+    response = call(over(fused), "query", UNKNOWN)
+    assert len(response.source_nodes) == 2
     assert "rgate" not in response.metadata
 
 

@@ -68,7 +68,7 @@ def _passages(texts: Iterable[str]) -> Iterator[str]:
         if not isinstance(text, str):
             raise ProfileError(
                 f"A passage or description must be a string, not {type(text).__name__}.",
-                hint="For LangChain documents, use from_texts([document.page_content for document in documents]).",
+                hint="Pass each one's text: document.page_content in LangChain, node.get_content() in LlamaIndex.",
             )
         for begin in range(0, len(text), _MAX_CHARS):
             passage = text[begin : begin + _MAX_CHARS].strip()

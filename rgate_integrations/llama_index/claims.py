@@ -80,7 +80,8 @@ class ClaimFusionRetriever(FlowRetriever):
         for query in (yield from _plan_queries(self, bundle)):
             for retriever in self.retrievers:
                 # A new bundle for each search, because LlamaIndex's vector retriever writes the embedding into it.
-                searches.append(Call(retriever.retrieve, retriever.aretrieve, QueryBundle(query)))
+                searched = QueryBundle(query, image_path=bundle.image_path)
+                searches.append(Call(retriever.retrieve, retriever.aretrieve, searched))
         rankings: list[list[NodeWithScore]] = yield Gather(searches)
         return fuse(rankings, key=node_hash, k=self.similarity_top_k)
 

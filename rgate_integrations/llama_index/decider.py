@@ -24,11 +24,18 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
 from rgate_integrations.answering.drafting import DRAFT_TAG, DraftWriter, attach_draft
-from rgate_integrations.decision import Decision, Draft, Request, valid_count, valid_threshold
-from rgate_integrations.engine.decider import BoundDecision, Decider, read_item
+from rgate_integrations.decision import (
+    Decision,
+    Draft,
+    Request,
+    RequestFields,
+    valid_count,
+    valid_threshold,
+)
+from rgate_integrations.engine.decider import BoundDecision, Decider, Failed, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.gates.evidence.model_outputs import generation_cost
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow, variable_set
@@ -58,7 +65,7 @@ _PARTS = {
         "a node postprocessor",
         "Pass a list, such as [SimilarityPostprocessor(similarity_cutoff=0.7)].",
     ),
-    "aget": ("a memory", "Pass ChatMemoryBuffer.from_defaults(), the one that the chat engine has."),
+    "aget_all": ("a memory", "Pass ChatMemoryBuffer.from_defaults(), the one that the chat engine has."),
     "__call__": ("a tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
 }
 _dispatcher = get_dispatcher(__name__)
@@ -95,6 +102,18 @@ def get_llm_name(llm: LLM | None) -> str:
 def copy_bundle(bundle: QueryBundle) -> QueryBundle:
     """Return a copy of a bundle: LlamaIndex's vector retriever writes the embedding into the bundle that it gets."""
     return replace(bundle)
+
+
+def read_bundle(bundle: QueryBundle, **fields: Unpack[RequestFields]) -> Request | Failed:
+    """Return a query as a request; as `Failed` if it has an image, which a retriever reads, but not the LLM alone."""
+    item = read_item(bundle.query_str, **fields)
+    if not bundle.image_path or isinstance(item, Failed):
+        return item
+    error = EvidenceError(
+        "The query has an image, which the gate cannot read.",
+        hint="To let the gate judge the text alone, leave image_path out of the QueryBundle.",
+    )
+    return Failed(error, item.question, item.threshold)
 
 
 def check_part(part: object, method: str) -> None:
@@ -177,7 +196,7 @@ class QueryDecider:
         self.draft_llm = draft_llm
         self.drafter = None if draft_llm is None else LLMDrafter(draft_llm, tokens)
         if memory is not None:
-            check_part(memory, "aget")
+            check_part(memory, "aget_all")
         self.memory = memory
         self.threshold: float | None = None
 
@@ -199,7 +218,7 @@ class QueryDecider:
         if reusable is not None:
             return reusable
         history = yield from self.read_history(bundle.query_str)
-        item = read_item(bundle.query_str, history=history, threshold=self.threshold)
+        item = read_bundle(bundle, history=history, threshold=self.threshold)
         new_drafts: list[Draft] = []
         if self.drafter is not None and isinstance(item, Request):
             inherited = self.inherited(bundle, self.draft_llm)
@@ -270,7 +289,8 @@ class QueryDecider:
         """Return the turns before the question in the format that gates read: ``user: …`` and ``assistant: …``."""
         messages: list[ChatMessage] = []
         if self.memory is not None:
-            messages = yield Call(self.memory.get, self.memory.aget)
+            # Without what `get` adds to the turns, such as facts or a summary that an LLM writes.
+            messages = yield Call(self.memory.get_all, self.memory.aget_all)
         turns = []
         for message in messages:
             speaker = _SPEAKERS.get(message.role)
@@ -351,6 +371,12 @@ class LLMDrafter(DraftWriter[str]):
     def __init__(self, llm: LLM, tokens: int) -> None:
         super().__init__(tokens)
         self.llm = llm
+        limit = _length_option(llm, tokens)
+        if limit:  # it is not an option of a call, so it is set in a copy
+            self.llm = llm.model_copy(update=limit)
+            self.forms = [{}]
+        elif llm.class_name() == "GenAI":  # Google's has an option of another form
+            self.forms = [{"generation_config": {"max_output_tokens": tokens}}]
 
     def ask(self, prompts: Sequence[str], options: dict[str, Any]) -> Flow[list[Any]]:
         """Ask the LLM a question, the only item of ``prompts``; return a list with its response or exception."""
@@ -385,3 +411,16 @@ class LLMDrafter(DraftWriter[str]):
     def private_texts(self, prompt: str) -> list[str]:
         """Return the only text that logs must not quote, the question."""
         return [prompt]
+
+
+def _length_option(llm: Any, tokens: int) -> dict[str, Any]:
+    """Return the field that limits the answers of an LLM whose calls have no option ``max_tokens``; else nothing."""
+    fields = type(llm).model_fields
+    if "max_tokens" not in fields:
+        if "max_output_tokens" in fields:
+            return {"max_output_tokens": max(16, tokens)}  # OpenAI's Responses refuse less
+        if "max_new_tokens" in fields:
+            return {"max_new_tokens": tokens}
+        if llm.class_name() == "Ollama_llm":
+            return {"additional_kwargs": {**llm.additional_kwargs, "num_predict": tokens}}
+    return {}

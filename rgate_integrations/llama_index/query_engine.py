@@ -29,7 +29,6 @@ from rgate_integrations.answering.corpora import check_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision, valid_flag
-from rgate_integrations.engine.decider import read_item
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
@@ -42,6 +41,7 @@ from rgate_integrations.llama_index.decider import (
     check_part,
     copy_bundle,
     get_llm_name,
+    read_bundle,
 )
 from rgate_integrations.llama_index.retriever import CorpusRetriever, profile_searched
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
@@ -266,7 +266,7 @@ class EngineCall(QuestionCall):
             self.made = decider.reusable(bundle, strategy.question_gate)
         if self.made is not None and self.made.draft is not None:  # the LLM's words have been judged
             strategy = replace(strategy, answer_first=None)
-        super().__init__(strategy, read_item(bundle.query_str, threshold=decider.threshold))
+        super().__init__(strategy, read_bundle(bundle, threshold=decider.threshold))
         self.engine = engine
         self.bundle = bundle
 
@@ -360,7 +360,10 @@ def direct_engine(
         llm = llm.as_structured_llm(output_cls)
     # A structured answer is an object, which exists only once it is complete.
     streaming = streaming and not isinstance(llm, StructuredLLM)
-    return EmptyIndex().as_query_engine(llm=llm, simple_template=prompt, streaming=streaming)
+    callbacks = getattr(query_engine, "callback_manager", None)  # what is no engine is refused later
+    return EmptyIndex().as_query_engine(
+        llm=llm, simple_template=prompt, streaming=streaming, callback_manager=callbacks
+    )
 
 
 def _shows_question(prompt: BasePromptTemplate, llm: LLM) -> bool:
@@ -424,7 +427,7 @@ class DirectPrompt(SelectorPromptTemplate):
         for message in messages:
             text = message.content or ""
             if (
-                message.role == MessageRole.SYSTEM
+                message.role in (MessageRole.SYSTEM, MessageRole.DEVELOPER)
                 and _MARK not in text
                 and text != TEXT_QA_SYSTEM_PROMPT.content
             ):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -30,6 +33,8 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
 NOTE_SCORE = 1e9  # above any cutoff, even for BM25 and inner products, but finite, for JSON
 _MARK = uuid.uuid4().hex  # marks notes and their copies in the metadata; random, so no document can have it
+# How LlamaIndex's RetrieverTool asks the question of an agent, which names the argument, perhaps wrongly.
+_TOOL_INPUT = re.compile(r"\n(?:input|question|query) is (.*)\n", re.DOTALL)
 
 
 def node_hash(node: NodeWithScore) -> str:
@@ -45,10 +50,10 @@ class FlowRetriever(BaseRetriever):
         """Return the nodes for a query."""
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self.find(query_bundle))
+        return run(self.find(_as_bundle(query_bundle)))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await arun(self.find(query_bundle))
+        return await arun(self.find(_as_bundle(query_bundle)))
 
 
 class CorpusRetriever(FlowRetriever):
@@ -114,8 +119,8 @@ class GatedRetriever(Gated, FlowRetriever):
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question, this one
     returns a single note that tells the LLM to answer from its own knowledge. The note is not a source: responses do
-    not list it, but have the decision in ``metadata["rgate"]``. If an engine can be wrapped, prefer
-    `GatedQueryEngine`: its direct arm has its own prompt.
+    not list it, but have the decision in ``metadata["rgate"]``. So has a response all of whose sources were found by
+    this retriever. If an engine can be wrapped, prefer `GatedQueryEngine`: its direct arm has its own prompt.
 
     The note survives postprocessors that filter by score or position: its score is above any cutoff. One that judges
     the text or the metadata, such as ``KeywordNodePostprocessor``, a reranker or a filter by date, may drop it or
@@ -189,7 +194,9 @@ class GatedRetriever(Gated, FlowRetriever):
             return [] if self.known_message is None else _note(decision, self.known_message)
         history = yield from self.decider.read_history(bundle.query_str)
         texts = list_search_texts(bundle.query_str, history)
-        bundles = [bundle] if texts == [bundle.query_str] else list(map(QueryBundle, texts))
+        bundles = [bundle]
+        if texts != [bundle.query_str]:
+            bundles = [QueryBundle(text, image_path=bundle.image_path) for text in texts]
         rankings: list[list[NodeWithScore]] = []
         for searched in bundles:
             with self.decider.bind(decision, searched):
@@ -204,6 +211,8 @@ class GatedRetriever(Gated, FlowRetriever):
             nodes = yield Call(
                 processor.postprocess_nodes, processor.apostprocess_nodes, nodes, copy_bundle(bundles[0])
             )
+        listen(_ResponseListener)  # here, since an unpickled retriever was not constructed in this process
+        _found.set((tuple(nodes), decision))
         return nodes
 
     def _get_prompt_modules(self) -> PromptMixinType:
@@ -212,7 +221,7 @@ class GatedRetriever(Gated, FlowRetriever):
 
 def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     """Return the nodes for a known question: one note, with the decision in its ``metadata["rgate"]``."""
-    listen(_NoteListener)  # here, since an unpickled retriever was not constructed in this process
+    listen(_ResponseListener)
     metadata = {"rgate": decision.model_dump(mode="json"), "rgate_note": _MARK}
     keys = list(metadata)
     note = _Note(text=text, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys)
@@ -229,21 +238,32 @@ class _Note(TextNode):
         return TextNode(text=self.text).hash
 
 
-class _NoteListener(NullSpanHandler):
-    """Removes a `GatedRetriever`'s note from a response's sources, and puts the decision into its metadata.
+_found: ContextVar[tuple[Sequence[NodeWithScore], Decision] | None] = ContextVar("rgate_found", default=None)
+"""The nodes that a `GatedRetriever` has found last in this context, and its decision."""
+
+
+class _ResponseListener(NullSpanHandler):
+    """Puts a `GatedRetriever`'s decision into a response's metadata, and removes the note from its sources.
 
     LlamaIndex calls `span_exit` with the response of each synthesizer, and again with the response of each engine,
     which has a list of sources of its own.
     """
 
     def span_exit(self, *arguments: Any, result: Any = None, **options: Any) -> None:
-        sources = getattr(result, "source_nodes", None) or []
+        sources = getattr(result, "source_nodes", None)
+        if not sources:
+            return
+        metadata = {**(result.metadata or {})} if hasattr(result, "metadata") else {}
+        nodes, decision = _found.get() or ((), None)
+        # By identity, because a search without a gate may find equal nodes.
+        if decision is not None and {*map(id, sources)} <= {*map(id, nodes)}:
+            metadata.setdefault("rgate", decision.model_dump(mode="json"))
         for source in list(sources):
-            if source.node.metadata.get("rgate_note") != _MARK:
-                continue
-            sources.remove(source)
-            metadata = {**(getattr(result, "metadata", None) or {}), "rgate": source.node.metadata["rgate"]}
-            metadata.pop(source.node.node_id, None)
+            if source.node.metadata.get("rgate_note") == _MARK:
+                sources.remove(source)
+                metadata["rgate"] = source.node.metadata["rgate"]
+                metadata.pop(source.node.node_id, None)
+        if "rgate" in metadata:
             result.metadata = metadata
 
 
@@ -277,4 +297,7 @@ class IndexRetriever(FlowRetriever):
 
 
 def _as_bundle(query: QueryType) -> QueryBundle:
-    return QueryBundle(query) if isinstance(query, str) else query
+    """Return a query as a bundle; an agent's question in its own words, so that the decision about it is found."""
+    bundle = QueryBundle(query) if isinstance(query, str) else query
+    asked = _TOOL_INPUT.fullmatch(bundle.query_str)
+    return bundle if asked is None else replace(bundle, query_str=asked[1])

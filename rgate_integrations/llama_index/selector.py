@@ -40,7 +40,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     Raises:
         ConfigurationError: The gate or an option is invalid, such as ``corpus=True``: a selector has no
             passages. With several corpora: ``retrieve`` is a list of names that are not the corpora's. Raised by
-            a selection: ``direct`` or ``retrieve`` names an unknown tool.
+            a selection: ``direct`` or ``retrieve`` names no tool, or several.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read or downloaded.
         MissingDependencyError: The gate is a URL, and the extra ``openai`` is not installed.
@@ -110,9 +110,11 @@ class _SelectionListener(NullSpanHandler):
 def _index_of(choices: Sequence[ToolMetadata], name: str) -> int:
     # A choice that was given as a string has only a description.
     names = [choice.name or choice.description for choice in choices]
-    if name not in names:
+    count = names.count(name)
+    if count != 1:
+        problem = f"{count} tools have the name {name!r}" if count else f"Unknown tool {name!r}"
         raise ConfigurationError(
-            f"Unknown tool {name!r}; the tools are: {', '.join(map(repr, names))}.",
+            f"{problem}; the tools are: {', '.join(map(repr, names))}.",
             hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass these names to the selector as "
             "direct= and retrieve=.",
         )
