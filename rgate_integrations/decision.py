@@ -214,7 +214,7 @@ class Draft(Frozen):
         # Only the tokens' texts show where the answer starts; without them, ids and log-probabilities are useless.
         columns: dict[str, Any] = {"tokens": (), "token_ids": (), "logprobs": None}
         if tuple(values.get("tokens") or ())[start:]:
-            columns = {name: tuple(values.get(name) or ())[start:] for name in columns}
+            columns |= {name: tuple(values[name])[start:] for name in columns if values.get(name)}
         # The hidden states that a local LLM keeps begin with its thoughts, so the id is dropped, too.
         return {**values, **columns, "text": answer.strip(), "thinking_tokens": thinking, "response_id": ""}
 

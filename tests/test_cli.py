@@ -212,6 +212,21 @@ def test_ask_loads_its_llm_first_and_opens_the_index_for_the_first_question_that
         assert (scripted.calls, opened.call_count) == (["load", "generate", "generate"], times)
 
 
+def test_an_index_is_built_into_a_folder_whose_parent_may_not_be_written_to(tmp_path, monkeypatch):
+    """Regression: refused, as was the current folder. A volume that is mounted in a container is such a folder."""
+    build = MagicMock()
+    monkeypatch.setattr("rgate_integrations.index.PassageIndex.build", build)
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(tmp_path))
+    (tmp_path / "corpus.jsonl").write_text(ZORBLAT)
+    (tmp_path / "volume").mkdir()
+    monkeypatch.chdir(tmp_path / "volume")
+    for name in (tmp_path / "volume", "."):
+        assert rgate("index", "build", "--corpus", tmp_path / "corpus.jsonl", "--out", name).exit_code == 0
+        build.return_value.save.assert_called_with(Path(name))
+    missing = rgate("index", "build", "--corpus", "no-such.jsonl", "--out", tmp_path / "new").exception
+    assert "not a folder that you may write to" in missing.message
+
+
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="no names for pipes")
 def test_an_index_of_a_corpus_that_comes_through_a_pipe_is_not_empty(tmp_path, monkeypatch):
     """Regression: the corpus was read twice, so an index of no passages replaced an earlier one, without an error."""

@@ -54,6 +54,25 @@ def test_a_folder_does_not_replace_a_file_or_something_else(tmp_path):
         assert contents(write_folder(tmp_path / "empty", gate)) == gate
 
 
+def test_a_link_stays_and_the_folder_that_it_points_to_is_replaced(tmp_path):
+    """Regression: the link was replaced, and the folder kept what was old."""
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("disk/g")
+    for text in ("old", "new"):
+        check_output(link, files=("a",))
+        assert contents(write_folder(link, {"a": text})) == {"a": text}
+        assert contents(tmp_path / "disk" / "g") == {"a": text}
+    (tmp_path / "disk" / "g").rename(tmp_path / "disk" / ".g-before")  # as a kill leaves it
+    assert contents(link) == {"a": "new"}
+    (tmp_path / "disk" / ".g-before").rename(tmp_path / "disk" / "g")
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["g"]
+    assert link.is_symlink()
+    (tmp_path / "here").symlink_to(".")
+    with pytest.raises(ConfigurationError, match="contains other files"):
+        write_folder(tmp_path / "here", {"a": "new"})
+
+
 def test_what_is_below_the_home_is_found_where_it_was_written(tmp_path, monkeypatch):
     """Regression: below a folder that is called ``~``. A shell leaves the ``~`` in ``--out=~/gate``."""
     home = tmp_path / "home"

@@ -1,6 +1,7 @@
 """The MCP server, asked by the official client: in process, on standard input and output, and over HTTP."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -92,6 +93,16 @@ def test_a_session_over_http_outlasts_its_first_answer_also_behind_a_proxy_serve
         answered = post(message("tools/call", 2, **ASKED))
     (line,) = [line for line in answered.text.splitlines() if line.startswith("data:")]
     assert json.loads(line.removeprefix("data:"))["result"]["structuredContent"]["p_known"] == 0.9
+
+
+def test_over_http_it_says_where_it_listens():
+    """Regression: it said nothing, so that nobody knew which port --port 0 had found."""
+    command = [sys.executable, *COMMAND, "--http", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        lines = iter(process.stderr.readline, "")
+        (url,) = next(found for line in lines if (found := re.findall(r"http://127\.0\.0\.1:\d+", line)))
+        assert httpx.post(f"{url}/mcp", content=b"?", timeout=PATIENCE).status_code == 400
+        process.kill()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")

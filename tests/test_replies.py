@@ -93,6 +93,9 @@ def test_tokens_and_log_probabilities_are_those_of_the_answer(tokens, text, kept
     assert draft.token_ids == tuple(range(start, len(tokens)))
     assert draft.thinking_tokens == (3 if shown else len(tokens) - len(kept))
     assert draft.response_id == ""
+    # Regression: a draft whose tokens have no log-probabilities could not be made.
+    bare = Draft(text=text if shown else "".join(tokens), tokens=tokens, thinking_tokens=3 * shown)
+    assert (bare.tokens, bare.logprobs, bare.token_ids) == (tuple(kept), None, ())
 
 
 SUMMARY = {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": THOUGHT}]}

@@ -215,6 +215,9 @@ def test_a_gate_that_contains_a_saved_one_finds_it_after_both_have_moved(tmp_pat
     Path("link").symlink_to("new/outer")
     for name in ("new/outer", "link"):
         assert load_gate(name).gate.inner.trained.base_model == "scripted"
+    # Regression: saved by that link, it named the inner one from the link's target, and replaced the link.
+    save_gate(saved_gate(load_gate("calibrated", inner="new/inner").gate, {}), "link")
+    assert load_gate("link").gate.inner.trained.base_model == "scripted"
     assert load_gate("new/inner").decides_like(load_gate(str(tmp_path / "new" / "inner")))
 
 

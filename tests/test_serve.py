@@ -94,6 +94,8 @@ def test_a_deadline_of_the_request_retrieves_and_one_that_is_none_is_refused():
         ("known", ()),
         ({"question": "known"}, ()),
         ({"messages": [{"role": "user", "content": "known"}]}, ()),
+        ({"question": None, "messages": [{"role": "user", "content": "known"}]}, ()),
+        ({"question": "", "messages": [{"role": "user", "content": "known"}]}, ()),
         ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "known"}], ()),
         ([{"role": "user", "content": [{"type": "text", "text": "known"}]}], ()),
         (

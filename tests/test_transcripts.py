@@ -3,7 +3,7 @@
 import pytest
 
 from rgate_integrations import Request, load_gate
-from rgate_integrations.runtime.segments import split_transcript
+from rgate_integrations.runtime.segments import label_turns, split_transcript
 
 QUESTION = "When does our lease end?"
 TURNS = QUESTION, ("user: Hello", "assistant: Hi!\nWhat can I do?")
@@ -98,6 +98,14 @@ def test_a_follow_up_is_as_unknown_however_its_history_is_labelled(labels):
 )
 def test_hostile_text_takes_linear_time(text):
     assert split_transcript(text) is None
+
+
+@pytest.mark.parametrize("line", ["a", ""])
+def test_millions_of_lines_without_a_label_take_linear_time(line):
+    """Regression: each looked through all of them for a label; a request of 16 MiB stopped a server for days."""
+    turns = label_turns([line] * 2_000_000)
+    assert turns == [("user", "a"), ("assistant", "a")] * (len(turns) // 2)
+    assert len(turns) == 2_000_000 * len(line)
 
 
 @pytest.mark.model

@@ -144,6 +144,15 @@ def test_queries_are_embedded_in_their_own_way_and_mmr_prefers_what_is_different
     assert ids(store.similarity_search("aaa", k=1)) == ["ccc"]
 
 
+def test_what_has_no_direction_is_as_near_as_anything_also_to_mmr():
+    """Regression: LangChain's MMR raised a bare ValueError for vectors of zeros, as of words that nobody knows."""
+    store = FaissVectorStore.from_texts(["xyz", "abc"], Letters(), ids=["none", "abc"])
+    assert ids(store.max_marginal_relevance_search("xyz", k=2)) == ids(store.similarity_search("xyz", k=2))
+    assert ids(store.max_marginal_relevance_search("abc", k=2)) == ["abc", "none"]
+    away = [-1.0, -1.0, -1.0]
+    assert ids(store.max_marginal_relevance_search_by_vector(away, k=2)) == ["none", "abc"]
+
+
 @pytest.mark.parametrize("k", [0, -1, "5"])
 def test_a_number_of_documents_that_cannot_be_meant_is_a_typed_error(store, k):
     """Regression: the searches for variety returned nothing, or raised a bare TypeError."""

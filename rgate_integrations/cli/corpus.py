@@ -41,9 +41,12 @@ def build(
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.index.embedder import SentenceEmbedder
     from rgate_integrations.index.passage_index import FILE
-    from rgate_integrations.runtime.files import check_output
+    from rgate_integrations.runtime.files import check_output, check_replaceable, expand
 
-    check_output(out, files=(FILE,))
+    check_replaceable(expand(out), (FILE,))
+    check_output(
+        out / FILE
+    )  # only the file is replaced: the folder may be the current one, or a mounted volume
     passages = list(read_passages(corpus))  # once, because a pipe cannot be read again
     if not passages:
         raise DataFormatError(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rgate_integrations.serving.gateway import Gateway
     from rgate_integrations.serving.service import DecisionService
 
+_LOG_FORM = "%(asctime)s %(levelname)s %(message)s"
+
 Indexes = Annotated[
     list[str] | None,
     typer.Option("--index", help="Folder of an index; or NAME=FOLDER, repeated, to choose among several."),
@@ -100,7 +102,7 @@ def serve(
     service = DecisionService(_load_served(gate, llm_name, threshold, profiles), timeout=timeout, queue=queue)
     options = {"shadow": shadow, "condense": condense, "answer_first": answer_first, "look_first": look_first}
     gateway = _make_gateway(upstream, service, search, k=k, **options)
-    print_log(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
+    print_log(logging.INFO, _LOG_FORM)
     app = make_app(service, gateway)
     make_server(app, host, port, token=os.environ.get(TOKEN, ""), allow_origins=allow_origin or ()).run()
 
@@ -210,6 +212,7 @@ def mcp(
         from rgate_integrations.serving.server import make_server
     server = make_mcp_server(_load_served(gate, llm_name, corpus=corpus))
     if http:
+        print_log(logging.INFO, _LOG_FORM)
         make_server(make_mcp_app(server), "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()
     else:
         # Ctrl-C must kill the process, because a thread that waits for standard input cannot be interrupted.

@@ -290,7 +290,7 @@ def print_log(level: int, form: str = "%(message)s") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_PlainFormatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for library in ("httpx", "httpcore"):  # these libraries log the URL of every request
+    for library in ("httpx", "httpcore", "mcp"):  # these libraries log URLs, and names that clients send
         logging.getLogger(library).setLevel(logging.WARNING)
 
 

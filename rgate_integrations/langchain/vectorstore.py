@@ -15,7 +15,6 @@ import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
-from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
 from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import (
@@ -226,10 +225,17 @@ class FaissVectorStore(VectorStore):
         """Return ``k`` of the ``fetch_k`` documents nearest to a vector; see `max_marginal_relevance_search`."""
         # Use a snapshot (which copies no vectors), because other threads may delete a document before its lookup.
         index = copy(self.index)
-        nearest = _without_scores(_search(index, [embedding], max(fetch_k, valid_count(k, "k")), filter))
-        vectors = list(index.vectors(str(document.id) for document in nearest))
-        chosen = maximal_marginal_relevance(np.asarray(embedding), vectors, lambda_mult=lambda_mult, k=k)
-        return [nearest[position] for position in chosen]
+        nearest = _search(index, [embedding], max(fetch_k, valid_count(k, "k")), filter)
+        vectors = index.vectors(str(document.id) for document, _ in nearest)
+        gains = cosines = np.array([cosine for _, cosine in nearest])
+        chosen: list[int] = []
+        # Not by LangChain's function, which raises an error if vectors have only zeros.
+        for _ in nearest[:k]:
+            chosen.append(int(np.argmax(gains)))
+            likeness = (vectors @ vectors[chosen].T).max(axis=1)
+            gains = lambda_mult * cosines - (1 - lambda_mult) * likeness
+            gains[chosen] = -np.inf
+        return [nearest[position][0] for position in chosen]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         # Rounding may put a cosine just outside [-1, 1].

@@ -34,9 +34,9 @@ def expand(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # the method of `Path` raises for an unknown user's home
 
 
-def as_paths(paths: str | Path | Iterable[str | Path]) -> list[Path]:
-    """Return one or several paths as a list."""
-    return [Path(paths)] if isinstance(paths, str | Path) else list(map(Path, paths))
+def follow(path: str | Path) -> Path:
+    """Return what a path points to if it is a link, because replacing the link would leave the old content there."""
+    return Path(os.path.realpath(target)) if os.path.islink(target := expand(path)) else target
 
 
 def write_atomically(path: str | Path, content: bytes | str) -> Path:
@@ -58,7 +58,7 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
 
 
 def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
-    """Write or replace a folder as a whole, and return its path.
+    """Write or replace a folder as a whole, and return its path; see `follow`.
 
     Args:
         folder: The folder; missing folders above it are created.
@@ -68,7 +68,7 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
         ConfigurationError: The folder may not be replaced, see `check_replaceable`.
         WriteError: The folder could not be written, such as on a full disk; an earlier one is unchanged.
     """
-    target = expand(folder)
+    target = follow(folder)
     with _temporary(target) as temporary:
         for name, content in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def check_output(out: str | Path, *inputs: object, files: Iterable[str] | None =
 def find_folder(folder: str | Path) -> Path:
     """Return the path of a folder's content: the folder, or its backup if `rename_folder` was killed halfway."""
     # For an impossible file name, `os.path` returns False and `Path` raises.
-    target = expand(folder)
+    target = follow(folder)
     if os.path.exists(target) or target.name == "..":  # which has no backup
         return target
     backup = _beside(target, "before")

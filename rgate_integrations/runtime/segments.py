@@ -268,12 +268,13 @@ def label_turns(lines: Sequence[str]) -> list[tuple[str, str]]:
     True
     """
     labels = [_TURN.match(line) for line in lines]
+    is_labelled = any(labels)  # once: a client may send millions of lines
     speaker = "assistant"
     turns = []
     for index, (label, line) in enumerate(zip(labels, lines, strict=True)):
         if label is not None:
             speaker = _role(label)
-        elif not any(labels):
+        elif not is_labelled:
             speaker = "assistant" if (len(lines) - index) % 2 else "user"
         turns.append((speaker, line[label.end() if label else 0 :].strip()))
     return [(role, words) for role, words in turns if words]

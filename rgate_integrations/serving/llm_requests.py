@@ -79,11 +79,11 @@ _MESSAGES = TypeAdapter(list[OnErrorOmit[TextMessage]])
 def parse_question(state: object) -> UserTurn | None:
     """Return the question and the turns before it; None if there is no question.
 
-    ``state`` is a string, a list of messages, or an object with one of these under ``question`` or else
-    ``messages``. In a list, the last message is the question, if it is a user message with text.
+    ``state`` is a string, a list of messages, or an object with one of these under ``question`` or, without a value
+    there, ``messages``. In a list, the last message is the question, if it is a user message with text.
     """
     if isinstance(state, Mapping):
-        state = state.get("question", state.get("messages"))
+        state = state.get("question") or state.get("messages")
     if isinstance(state, str):
         state = [{"role": "user", "content": state}]
     if not isinstance(state, list) or not state:

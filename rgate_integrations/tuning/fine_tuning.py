@@ -32,7 +32,7 @@ from rgate_integrations.gates.papers.verdicts import (
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.pretrained import load_pretrained
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.runtime.files import check_output, expand, rename_folder
+from rgate_integrations.runtime.files import check_output, follow, rename_folder
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.questions import DataFile, Example, all_examples, check_labels
@@ -162,7 +162,7 @@ def fine_tune(
             "There is nothing to train on: no line has claims that can be used.",
             hint='A line needs "question" and "claims": [{"claim": "…"}]. Remove tags such as <Query> from claims.',
         )
-    check_output(out := expand(out), files=(ADAPTER,))
+    check_output(out := follow(out), files=(ADAPTER,))
     proxy = TransformersProxy(model)
     rows = []
     for pair in pairs:

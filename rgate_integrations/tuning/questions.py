@@ -14,7 +14,7 @@ import numpy as np
 from rgate_integrations.decision import Draft, valid_choice
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.runtime.arrays import BoolArray
-from rgate_integrations.runtime.files import as_paths, expand
+from rgate_integrations.runtime.files import expand
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
@@ -26,6 +26,11 @@ LABEL = "closed_book_correct"
 
 DraftKind = Literal["proxy", "recorded", "none"]
 """Which drafts a gate reads: those that its proxy writes, the LLM's recorded answers, or none (only the question)."""
+
+
+def as_paths(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Return one or several paths as a list."""
+    return [Path(paths)] if isinstance(paths, str | Path) else list(map(Path, paths))
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import plain
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import gate_argument
-from rgate_integrations.runtime.files import as_paths, json_line, parse_json, read_file
+from rgate_integrations.runtime.files import json_line, parse_json, read_file
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.tuning.calibration import LEAST
 from rgate_integrations.tuning.fitting import FittedGate, Readings
 from rgate_integrations.tuning.labelling import Labels
+from rgate_integrations.tuning.questions import as_paths
 
 # A result holds every question; a larger file is not a result, or is too large for a page.
 _MAX_RESULT_BYTES = 1 << 28
