@@ -25,6 +25,7 @@ from heads import (
     KNOWN_WEIGHTS,
     LAYERS,
     THRESHOLD,
+    QuestionKinds,
     estimate_p_known,
     fact_states,
     hash_question,
@@ -236,12 +237,12 @@ class QuestionFeatures:
     """What both models read from questions.
 
     Attributes:
-        kinds: The probability of each kind for each segment of each question.
+        kinds: The probabilities of the kinds of each question.
         first: The encoder's states, shape (n, layers, hidden size).
         closer: The reader's states, shape (n, layers, hidden size).
     """
 
-    kinds: list[np.ndarray]
+    kinds: list[QuestionKinds]
     first: np.ndarray
     closer: np.ndarray
 

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ from training_text import make_training_rows
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.artifacts import FactHeads, HeadsArtifact, Kind
 from rgate_integrations.gates.folder import read_gate, save_gate
-from rgate_integrations.gates.heads import HeadsGate, p_answered
+from rgate_integrations.gates.heads import HeadsGate, may_reader_change, p_answered
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
@@ -203,39 +203,52 @@ def read_question_states(
     return VectorCache(cache / name).fill(questions, read)
 
 
-def predict_kinds(questions: Iterable[str], shipped: HeadsArtifact, cache: Path) -> list[np.ndarray]:
-    """Return the probability of each kind for each segment of each question, shape (segments, kinds)."""
+class QuestionKinds(NamedTuple):
+    """The probability of each kind for each segment of a question, shape (segments, kinds).
+
+    Attributes:
+        first: By the encoder.
+        closer: By both models; the same if there are several segments.
+    """
+
+    first: np.ndarray
+    closer: np.ndarray
+
+
+def predict_kinds(questions: Iterable[str], shipped: HeadsArtifact, cache: Path) -> list[QuestionKinds]:
+    """Return the probabilities of the kinds of English questions."""
     questions = list(questions)
     encoder_states = EncoderStates(cache / "encoder", KIND_LAYERS)
     encoder_states.fill((question, "") for question in questions)
-    probabilities = []
+    reader_states = read_question_states(questions, cache)
+    kinds = []
     for question in questions:
         states, whole = encoder_states.segments(question), encoder_states.whole(question)[: len(FACT_LAYERS)]
-        probabilities.append(
-            shipped.kind_probabilities(states, layout(question), whole, in_context=len(states) > 1)
-        )
-    return probabilities
+        alone = len(states) == 1
+        first = shipped.kind_probabilities(states, layout(question), whole, in_context=not alone)
+        closer = shipped.reconsider(first, reader_states[hash_question(question)]) if alone else first
+        kinds.append(QuestionKinds(first, closer))
+    return kinds
 
 
 def estimate_p_known(
-    kind_list: Sequence[Kind], kinds: list[np.ndarray], first: np.ndarray, closer: np.ndarray
+    kind_list: Sequence[Kind], kinds: list[QuestionKinds], first: np.ndarray, closer: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the gate's P(known) of English questions, and whether the reader reads each, shape (n,) each.
 
     Args:
         kind_list: The kinds.
-        kinds: The probability of each kind for each segment of each question.
+        kinds: The probabilities of the kinds of each question.
         first: The encoder's logits that the fact is known, shape (n,).
         closer: The reader's logits, shape (n,).
     """
     p, is_read = np.zeros(len(kinds)), np.zeros(len(kinds), bool)
-    for i, probabilities in enumerate(kinds):
-        if_unknown, if_known = [
-            p_answered(kind_list, probabilities, known).min()
-            for known in (np.zeros(1), sigmoids(first[i : i + 1] + MARGIN))
-        ]
-        is_read[i] = if_unknown < THRESHOLD <= if_known
-        logits = closer if is_read[i] else first
+    for i, shares in enumerate(kinds):
+        alone = len(shares.first) == 1
+        is_read[i] = may_reader_change(
+            kind_list, shares.first, first[i : i + 1], THRESHOLD, MARGIN, alone=alone
+        )
+        logits, probabilities = (closer, shares.closer) if is_read[i] else (first, shares.first)
         p[i] = p_answered(kind_list, probabilities, sigmoids(logits[i : i + 1])).min()
     return p, is_read
 
@@ -266,7 +279,7 @@ def judge_sets(rows: Rows, shipped: HeadsArtifact, cache: Path) -> tuple[pd.Data
     first, closer = [slope * row[tried] + shift for row, (slope, shift) in zip(logits, lines, strict=True)]
     kinds = predict_kinds(results.question, shipped, cache)
     p, is_read = estimate_p_known(shipped.segments.kinds, kinds, first, closer)
-    shares = [sum_answerable(shipped.segments.kinds, segment_kinds) for segment_kinds in kinds]
+    shares = [sum_answerable(shipped.segments.kinds, question_kinds.closer) for question_kinds in kinds]
     results[["always", "if_known"]] = shares
     return results.assign(first=first, closer=closer, p=p, read=is_read), *lines
 
@@ -345,8 +358,8 @@ def judge_alone(questions: list[str], cache: Path) -> QuestionScores:
         closer[question] = float(known[0])
     p, depends = [], []
     for question, kinds in zip(questions, predict_kinds(questions, shipped, cache), strict=True):
-        p.append(p_answered(kind_list, kinds, sigmoids(np.array([closer[question]]))).min())
-        always, if_known = sum_answerable(kind_list, kinds)
+        p.append(p_answered(kind_list, kinds.closer, sigmoids(np.array([closer[question]]))).min())
+        always, if_known = sum_answerable(kind_list, kinds.closer)
         depends.append(if_known / (if_known + always))
     clipped = np.clip(p, 1e-6, 1 - 1e-6)
     return QuestionScores(np.log(clipped / (1 - clipped)), np.array(depends))

@@ -79,6 +79,7 @@ HEADS = HeadsArtifact(
     together=replace(TOGETHER, distances=np.float32([[-99, 0, -99]] * 2)),  # each attends to itself alone
     first_facts=FACTS,
     facts=FACTS,
+    reader_kinds=SEGMENTS,
     english_weight=np.zeros((1, 4), np.float32),
     english_bias=1.0,
     romanised_weight=np.zeros((1, 4), np.float32),

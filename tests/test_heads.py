@@ -290,7 +290,7 @@ def test_an_own_matter_is_found_in_any_segment(places):
 def test_one_segment_alone_is_judged_with_a_correction(decide):
     """The last kind of the head for own matters is added to the logit of the same kind of the head for segments."""
     other, own, news = HEADS.own_matters.kinds
-    own_matters = replace(HEADS.own_matters, kinds=(other, own, replace(news, bias=9.0)))
+    own_matters = replace(HEADS.own_matters, kinds=(other, own, replace(news, bias=19.0)))
     corrected = replace(HEADS, own_matters=own_matters)
     assert decide(TASK, heads=corrected).retrieve
     assert decide(TASK, heads=corrected).override is None
@@ -393,11 +393,11 @@ class Reader(FixedStates):
 def with_reader(tmp_path, monkeypatch):
     """Decides about requests with a reader of the facts, beside the model of the kinds."""
 
-    def with_reader(reader, states, english_bias=1.0, **parameters):
+    def with_reader(reader, states, english_bias=1.0, only=None, **parameters):
         monkeypatch.setattr(decision_engine, "gate_proxy", {"reader": reader}.__getitem__)
         heads = replace(HEADS, facts=replace(FACTS, base_model="reader"), english_bias=english_bias)
         gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=FixedStates(states), **parameters)
-        return gate.decide_batch(list(states))
+        return gate.decide_batch([only] if only else list(states))
 
     return with_reader
 
@@ -450,6 +450,27 @@ def test_where_the_reader_fails_only_facts_retrieve(with_reader, reader, error, 
     assert (thanks.retrieve, thanks.error) == (False, None)
     assert (hamlet.retrieve, hamlet.error.type) == (True, error)
     assert (faust.retrieve, faust.error is None) == (not spares_others, spares_others)
+
+
+def test_a_request_close_to_the_threshold_is_of_the_kind_that_both_models_see(with_reader):
+    reader = Reader(states=NEWS)
+    decision, far = with_reader(reader, {"What is due": (1, 0, 0, 0), "Thanks": TASK})
+    assert (reader.read, decision.retrieve, far.retrieve) == (["What is due"], True, False)
+    both = softmax(*((first + closer) / 2 for first, closer in zip((1, 0, 0), NEWS[:3], strict=True)))
+    assert decision.signals == pytest.approx(dict(zip(("task", "fact", "news"), both, strict=True)))
+    assert decision.reason == "The question asks about something that changes with time (probability 0.97)."
+
+
+@pytest.mark.parametrize(
+    ("asked", "english_bias", "threshold"),
+    [("We are two. We are here.", 1.0, 0.5), ("What is due", -1.0, 0.5), ("What is due", 1.0, 0.0), ("What is due", 1.0, 1.5)],
+    ids=["several segments", "another language", "never retrieves", "always retrieves"],
+)
+def test_the_reader_has_no_say_about_other_requests(with_reader, asked, english_bias, threshold):
+    reader = Reader(states=NEWS)
+    states = dict.fromkeys((asked, "We are two.", "We are here."), (1, -9, 0, 0))
+    with_reader(reader, states, english_bias=english_bias, threshold=threshold, only=asked)
+    assert reader.read == []
 
 
 # --- follow-ups ----------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.artifacts import ANSWER_FIRST
-from rgate_integrations.gates.folder import save_gate, tuned_files
+from rgate_integrations.gates.folder import ANSWER_FIRST, save_gate, tuned_files
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.runtime.files import write_atomically, write_folder
 from tests.saved_gates import PROBE, TUNED

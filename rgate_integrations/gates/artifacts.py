@@ -32,12 +32,6 @@ from rgate_integrations.runtime.segments import LAYOUT
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 """Pydantic configuration for ``gate.json``, which rejects unknown fields because a file may come from anywhere."""
 
-PRIOR = "prior"
-"""Subfolder of a tuned gate that holds the prior, the gate that the tuning corrects."""
-
-ANSWER_FIRST = "answer-first"
-"""Subfolder of a tuned gate that holds the gate for partial answers."""
-
 MIN_LOGPROB = -20.0
 """Lower log-probabilities count as this: such tokens are practically impossible, and some servers write -9999."""
 
@@ -50,7 +44,6 @@ def _check_weights(value: Any) -> Float32Array:
 
 Weights: TypeAlias = Annotated[Float32Array, PlainValidator(_check_weights)]
 """A float32 array of a saved gate; all its numbers are finite."""
-
 Count: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
@@ -82,16 +75,7 @@ class SavedGate:
 
 
 def check_shape(name: str, array: Float32Array, *shape: int) -> None:
-    """Reject an array that does not have the expected shape.
-
-    Args:
-        name: The array's name in the error.
-        array: The array.
-        *shape: The length of each axis but the last, which must not be empty.
-
-    Raises:
-        ValueError: The array has another shape, or is empty.
-    """
+    """Raise a `ValueError` about an array, by its name, if it is empty or has not these axes before its last."""
     if array.shape[:-1] != shape or not array.size:
         expected = ", ".join(map(str, shape))
         raise ValueError(f"{name} has the shape {array.shape}, not ({expected}, n) with n > 0")
@@ -265,6 +249,10 @@ class KindHead:
         """
         return self._classify(self._read(states, layout))
 
+    def whole_logits(self, states: AnyStates) -> Float64Array:
+        """Return the logits of n whole requests, for a head that ignores the layout; see `logits`."""
+        return self.logits(states, np.zeros((len(states), LAYOUT)))
+
     def _read(self, states: AnyStates, layout: AnyStates) -> Float32Array:
         """Return the output of the hidden layer, shape (n, units)."""
         x = np.concatenate([flatten(states), flatten(layout)], axis=1).astype(np.float32)
@@ -413,15 +401,16 @@ class HeadsArtifact(SavedGate):
         first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
         facts: Estimates the same from a second model's states, which is more accurate but needs a second pass; for
             English only.
+        reader_kinds: Classifies a request of one segment by the states that `facts` reads; see `reconsider`.
         english_weight: Weights that detect English, shape (L, H), float32: a question is English if
             ``sum(english_weight * states) + english_bias > 0``, where the states are those of `base_model` at
             the layers of `first_facts`.
         english_bias: See `english_weight`.
         romanised_weight: Likewise, for romanised text such as Hindi in Latin letters.
         romanised_bias: See `romanised_weight`.
-        own_matters: Classifies a request as a whole, and each of its segments, by the layers of `segments` and no
-            layout; a request retrieves if it or a segment is of any kind but the first. The last is a kind of
-            `segments`: in a request of one segment, its logit is added to that kind's.
+        own_matters: Classifies a request and each of its segments by the layers of `segments`. The request retrieves
+            if it or a segment is of any kind but the first; if it is one segment, the logit of the last kind is added
+            to that of the same kind in `segments`.
     """
 
     method: Literal["heads"] = "heads"
@@ -430,6 +419,7 @@ class HeadsArtifact(SavedGate):
     together: AttentionHead
     first_facts: FactHeads
     facts: FactHeads
+    reader_kinds: KindHead
     english_weight: Weights = field(repr=False, compare=False)
     english_bias: Finite
     romanised_weight: Weights = field(repr=False, compare=False)
@@ -437,12 +427,14 @@ class HeadsArtifact(SavedGate):
     own_matters: KindHead
 
     def __post_init__(self) -> None:
-        """Raise ValueError if weights that detect a language have a wrong shape, or heads do not fit together."""
+        """Raise ValueError if weights have a wrong shape, or heads do not fit together."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
         check_shape("romanised_weight", self.romanised_weight, len(self.first_facts.layers))
-        heads = (self.segments, self.in_context, self.together)
+        heads = (self.segments, self.in_context, self.together, self.reader_kinds)
         if len({tuple(kind.name for kind in head.kinds) for head in heads}) > 1:
-            raise ValueError("segments, in_context and together have different kinds")
+            raise ValueError("segments, in_context, together and reader_kinds have different kinds")
+        if self.reader_kinds.layers != self.facts.layers:
+            raise ValueError("reader_kinds and facts read different layers")
         if self.own_matters.kinds[-1].name not in (kind.name for kind in self.segments.kinds):
             raise ValueError("the last kind of own_matters is not one of segments")
         if self.together.layers != self.in_context.layers:
@@ -468,12 +460,20 @@ class HeadsArtifact(SavedGate):
         logits = self.segments.logits(states[:, : len(self.segments.layers)], layout)
         if not in_context:
             corrected = [kind.name for kind in self.segments.kinds].index(self.own_matters.kinds[-1].name)
-            logits[:, corrected] += self.own_matters.logits(whole[None], np.zeros((1, LAYOUT)))[:, -1]
+            logits[:, corrected] += self.own_matters.whole_logits(whole[None])[:, -1]
             return softmax(logits)
         layers = (*self.segments.layers, *self.context_layers)
         states = states[:, [layers.index(layer) for layer in self.in_context.layers]]
         context = (self.in_context.logits(states, layout) + self.together.logits(states, layout)) / 2
         return softmax((logits + context) / 2)
+
+    def reconsider(self, probabilities: Float64Array, states: AnyStates) -> Float64Array:
+        """Return P(kind) of a request of one segment by both models, the mean of their logits, shape (1, K).
+
+        ``probabilities`` is from `kind_probabilities`; ``states`` are the second model's, shape (L, H).
+        """
+        logits = np.log(np.maximum(probabilities, 1e-6))
+        return softmax((logits + self.reader_kinds.whole_logits(states[None])) / 2)
 
     def is_english(self, states: AnyStates) -> bool:
         """Return whether a question is in English, by its pooled states, shape (L, H)."""
@@ -494,7 +494,7 @@ class HeadsArtifact(SavedGate):
         """
         others = segments[: len(segments) if len(segments) > 1 else 0, : len(whole)]
         states = np.concatenate([others, whole[None]])
-        logits = self.own_matters.logits(states, np.zeros((len(states), LAYOUT)))[:, :-1]
+        logits = self.own_matters.whole_logits(states)[:, :-1]
         kind = int(np.argmax(logits.max(axis=0)))
         row = int(np.argmax(logits[:, kind]))
         return (self.own_matters.kinds[kind], row if row < len(states) - 1 else None) if kind else None

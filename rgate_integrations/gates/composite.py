@@ -12,11 +12,11 @@ from pydantic import Field, PlainSerializer, PrivateAttr, SkipValidation, model_
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
-from rgate_integrations.gates.artifacts import ANSWER_FIRST, MIN_LOGPROB, PRIOR, SavedGate, TunedArtifact
+from rgate_integrations.gates.artifacts import MIN_LOGPROB, SavedGate, TunedArtifact
 from rgate_integrations.gates.base import Gate, GateInfo, InnerGate, Score, ScoreSpec, Specs, share_with_inner
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import DraftSpec, HiddenSpec
-from rgate_integrations.gates.folder import CONFIG, read_prior, saved_folder
+from rgate_integrations.gates.folder import ANSWER_FIRST, CONFIG, PRIOR, read_prior, saved_folder
 from rgate_integrations.gates.heads import ALWAYS_READ, HeadsGate
 from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.gates.probability import ProbabilityMap, logit, sigmoid

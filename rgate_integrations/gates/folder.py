@@ -20,8 +20,6 @@ from safetensors.numpy import load_file, save
 
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, first_line
 from rgate_integrations.gates.artifacts import (
-    ANSWER_FIRST,
-    PRIOR,
     HeadsArtifact,
     ProbeArtifact,
     SavedGate,
@@ -45,6 +43,8 @@ FORMAT = 1
 CONFIG, CARD, WEIGHTS = "gate.json", "README.md", "weights.safetensors"
 ADAPTER = "adapter_model.safetensors"
 """Name of the file of a LoRA adapter, as peft writes it."""
+PRIOR, ANSWER_FIRST = "prior", "answer-first"
+"""Subfolders of a tuned gate: the gate that the tuning corrects, and the gate for partial answers."""
 
 _MAX_HEADER = 1 << 16
 _MAX_WEIGHTS = 1 << 32  # bytes; the adapter of a 70B model has about 1 GiB

@@ -15,8 +15,15 @@ from rgate_integrations.decision import valid_choice, valid_count
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import DEFAULT_GATE, Corpus, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.gates.artifacts import ANSWER_FIRST
-from rgate_integrations.gates.folder import CARD, CONFIG, read_gate, read_prior, tuned_files, unreadable
+from rgate_integrations.gates.folder import (
+    ANSWER_FIRST,
+    CARD,
+    CONFIG,
+    read_gate,
+    read_prior,
+    tuned_files,
+    unreadable,
+)
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.models.proxies import require_states
