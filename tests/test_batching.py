@@ -163,7 +163,7 @@ def test_of_the_times_in_a_batch_the_longest_counts(held):
 def test_in_a_batch_what_is_decided_in_time_is_kept(held):
     held.max_batch_size = 2
     found = load_gate("prompt", proxy=held).decide_batch(
-        [Request("one?", timeout=PATIENCE), Request("two?", timeout=PATIENCE), Request("slow?", timeout=0.1)]
+        [Request(question, timeout=3.0) for question in ("one?", "two?", "slow?")]
     )
     assert [d.error and d.error.type for d in found] == [None, None, "DecisionTimeoutError"]
 

@@ -136,9 +136,7 @@ def test_a_rule_to_check_is_an_own_matter(request_text):
         f"{STORY}\n\nPlease make this shorter.",
         f"{GESCHICHTE} Bitte mach das kürzer.",
         # Regression: to the head for segments alone, these looked like an application's own matters.
-        "write an out of office note for next week",
         "schreib mir eine kurze abwesenheitsnotiz",
-        "recall an email outlook",
     ],
 )
 def test_otherwise_the_question_decides(request_text):
