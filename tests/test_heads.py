@@ -463,7 +463,12 @@ def test_a_request_close_to_the_threshold_is_of_the_kind_that_both_models_see(wi
 
 @pytest.mark.parametrize(
     ("asked", "english_bias", "threshold"),
-    [("We are two. We are here.", 1.0, 0.5), ("What is due", -1.0, 0.5), ("What is due", 1.0, 0.0), ("What is due", 1.0, 1.5)],
+    [
+        ("We are two. We are here.", 1.0, 0.5),
+        ("What is due", -1.0, 0.5),
+        ("What is due", 1.0, 0.0),
+        ("What is due", 1.0, 1.5),
+    ],
     ids=["several segments", "another language", "never retrieves", "always retrieves"],
 )
 def test_the_reader_has_no_say_about_other_requests(with_reader, asked, english_bias, threshold):
