@@ -41,6 +41,9 @@ fact, and retrieve if not."""
 # The reader reads an English request of one segment if P(known) is within this distance of the threshold, in logits.
 # With 3, hardly any decision would change, and it would read half as many again.
 _MARGIN_OF_KINDS = 2.0
+# But not if knowing the fact changes P(known) by more than this: of facts that the LLM can hardly know, it would read
+# half as many again, and decide alike.
+_ASKS_FACT = 0.5
 # Added to the ability for a question in a language other than English: on SimpleQA, four LLMs do worse in Czech than
 # in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4
@@ -154,8 +157,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         """Return the spec of the states of the reader, the second model, if they may change the decision; else ().
 
         They may do so for an English request that would retrieve if the LLM did not know the fact, and would skip at
-        the highest P(the LLM knows the fact) that `margin` allows; and for one of a single segment whose P(known) is
-        close to the threshold.
+        the highest P(the LLM knows the fact) that `margin` allows; and for one of a single segment that asks for no
+        fact, and whose P(known) is close to the threshold.
         """
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
@@ -338,12 +341,15 @@ def may_reader_change(
         margin: See `HeadsGate`.
         alone: Whether the request is a single segment without earlier turns.
     """
-    logits_known = (np.full(1, -np.inf), logit_known, logit_known + margin)
-    if_unknown, p, if_known = (p_answered(kinds, shares, sigmoids(known)).min() for known in logits_known)
-    if if_unknown < threshold <= if_known:
+    if_unknown, p, if_may_be_known, if_known = (
+        p_answered(kinds, shares, known).min()
+        for known in (np.zeros(1), sigmoids(logit_known), sigmoids(logit_known + margin), np.ones(1))
+    )
+    if if_unknown < threshold <= if_may_be_known:
         return True
-    is_close = abs(logit(p) - logit(threshold)) < _MARGIN_OF_KINDS
-    return alone and 0 < threshold < 1 and is_close
+    asks_fact = if_known - if_unknown > _ASKS_FACT
+    is_close = 0 < threshold < 1 and abs(logit(p) - logit(threshold)) < _MARGIN_OF_KINDS
+    return alone and is_close and not asks_fact
 
 
 def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:
