@@ -478,6 +478,12 @@ def test_the_reader_has_no_say_about_other_requests(with_reader, asked, english_
     assert reader.read == []
 
 
+def test_a_fact_that_the_llm_can_hardly_know_is_not_read_for_its_kind(with_reader):
+    reader = Reader()
+    with_reader(reader, {"Who was his barber": (0, 9, 0, -1.5)})  # close to the threshold, in logits
+    assert reader.read == []
+
+
 # --- follow-ups ----------------------------------------------------------------------------------------------
 
 
