@@ -1,9 +1,11 @@
 """A transcript that ends in an open question is a conversation; other texts with turns stay unchanged."""
 
+import json
+
 import pytest
 
 from rgate_integrations import Request, load_gate
-from rgate_integrations.runtime.segments import label_turns, split_transcript
+from rgate_integrations.runtime.segments import label_turns, split_transcript, unfold
 
 QUESTION = "When does our lease end?"
 TURNS = QUESTION, ("user: Hello", "assistant: Hi!\nWhat can I do?")
@@ -114,3 +116,76 @@ def test_a_transcript_is_decided_as_its_last_turn_is():
     assert all(decision.retrieve for decision in gate.decide_batch(list(CONVERSATIONS.values())))
     easy = [text.replace("When does our lease end?", "What is 7 times 8?") for text in CONVERSATIONS.values()]
     assert not any(decision.retrieve for decision in gate.decide_batch(easy))
+
+
+PAYLOADS = {
+    "settings": lambda text: json.dumps(
+        {"locale": "en-US", "user": {"id": 481, "tier": "pro"}, "text": text, "max_tokens": 300}
+    ),
+    "message": lambda text: json.dumps(
+        {"type": "message", "channel": "C02AB", "ts": "1718.01", "text": text}
+    ),
+    "examples": lambda text: json.dumps(
+        {
+            "rules": ["one paragraph", "no emoji"],
+            "few_shot": [{"in": "what's 7 times 8", "out": "56."}],
+            "in": text,
+            "out": "",
+        }
+    ),
+    "messages": lambda text: json.dumps(
+        [
+            {"role": "user", "content": "Hi!"},
+            {"role": "assistant", "content": "Hello, how can I help?"},
+            {"role": "user", "content": text},
+        ]
+    ),
+    "XML": lambda text: (
+        f"<request>\n  <session>a81f-22</session>\n  <locale>en-US</locale>\n  <text>{text}</text>\n"
+        "  <max_tokens>300</max_tokens>\n</request>"
+    ),
+    "mail": lambda text: f"<div>Hi there,</div><div><br></div><div>{text}</div><div>Best,<br>Ana</div>",
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("form", PAYLOADS)
+def test_a_request_in_json_or_markup_is_decided_as_it_is_alone(form):
+    """Regression: settings made requests retrieve that need nothing; private ones were skipped after examples."""
+    gate = load_gate(on_error="raise")
+    needy = [
+        "What's my check-in time for Monday?",
+        "我们的租约什么时候到期？",
+        "Which ticket covers the login bug?",
+    ]
+    easy = ["What is 7 times 8?", "Translate good morning into French.", "写一首关于雨的短诗。"]
+    decisions = gate.decide_batch([PAYLOADS[form](text) for text in needy + easy])
+    assert [decision.retrieve for decision in decisions] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('{"q": "When is it due?", "q": "And to whom?"}', "When is it due?\nAnd to whom?"),
+        ('{"When is it due?": null}', "null\nWhen is it due?"),
+        ('["a", {"b": true}]', "a, b: true"),
+        ('[{"role": "user", "content": "a b"}]', "user: a b"),
+        ('{"role": "user", "content": [{"text": "a b"}]}', "role: user\na b"),
+        ('{"text": "\\u4ec0\\u4e48\\u65f6\\u5019"}', "什么时候"),
+        ("<r><lang>en</lang><q>When is it due?</q></r>", "lang: en\nWhen is it due?"),
+        ("<p>Hi all,</p>\n<p>is <b>it</b> in&nbsp;stock?</p>", "Hi all,\nis  it  in\xa0stock?"),
+        ('<q><i at="When?"/><v>ok thanks</v></q>', '<i at="When?"/>\nok thanks'),
+        ("<context>\na b\nc\n</context>\n<q>When?</q>", "<context>\na b\nc\n</context>\n<q>When?</q>"),
+        ("<user> a <assistant> b", "<user> a <assistant> b"),
+        ("<b>When?</b>", "<b>When?</b>"),
+        ("<a>" * 30_000 + "</a>", "<a>" * 30_000 + "</a>"),
+        ("{}", "{}"),
+        ('{"a": ""}', '{"a": ""}'),
+        ("{when is it due?}", "{when is it due?}"),
+        ("[1] Who wrote Hamlet?", "[1] Who wrote Hamlet?"),
+        ("[" * 50_000 + "]" * 50_000, "[" * 50_000 + "]" * 50_000),
+        (f'{{"a": {"9" * 5_000}}}', f'{{"a": {"9" * 5_000}}}'),
+    ],
+)
+def test_json_and_markup_are_unfolded_without_losing_a_text(text, lines):
+    assert unfold(text) == lines

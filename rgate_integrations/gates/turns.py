@@ -1,6 +1,7 @@
 """Completes a message of a conversation with the turns that it refers to, before a gate reads it.
 
-A question that is a pasted transcript, and ends with an unanswered user message, is read as a conversation.
+A question that is a pasted transcript, and ends with an unanswered user message, is read as a conversation; JSON
+and markup are read as lines.
 Consecutive user turns are one request. A reply is read together with the question or offer that it answers, a
 retry with the question that it repeats. A remark about the answer, such as thanks, is read alone, unless it
 replies to a specific question or offer. If the gate uses the encoder, retries, remarks and general offers of
@@ -27,6 +28,7 @@ from rgate_integrations.runtime.segments import (
     count_words,
     segments,
     split_transcript,
+    unfold,
 )
 
 # Minimum cosine of a message that is similar to an example; chosen by benchmarks/conversations.py.
@@ -268,11 +270,12 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
 def _read_transcript(request: Request) -> Request:
     """Return a request with a pasted transcript split into its last message and, as history, the turns before it.
 
-    Without a transcript, or with a history of its own, the request is returned unchanged.
+    JSON and markup are unfolded first. Without a transcript, or with a history of its own, nothing else changes.
     """
-    turns = None if request.history else split_transcript(request.question)
+    unfolded = unfold(request.question)
+    turns = None if request.history else split_transcript(unfolded)
     if turns is None:
-        return request
+        return request if unfolded == request.question else replace(request, question=unfolded)
     question, history = turns
     return replace(request, question=question, history=history)
 

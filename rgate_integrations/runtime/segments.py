@@ -1,9 +1,11 @@
-"""Splits a request into segments, which are judged one by one, and a text that holds a conversation into turns."""
+"""Splits requests into segments, which are judged one by one; conversations into turns; JSON or XML into lines."""
 
 from __future__ import annotations
 
+import html
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
@@ -292,3 +294,66 @@ def _split_turns(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 def _role(label: re.Match[str]) -> str:
     return str(label.lastgroup).rpartition("_")[2]
+
+
+# --- JSON and markup -----------------------------------------------------------------------------------------------
+
+_MAX_UNFOLDED = 100_000  # characters; of a longer request, only the beginning and the end are read
+_TAG = re.compile(r"<(/?)([A-Za-z][\w:-]*)\s*/?>")
+_INLINE_TAG = re.compile(r"</?(?:b|br|code|em|i|mark|small|span|strong|sub|sup|u)\s*/?>", re.IGNORECASE)
+_CLOSING_TAG = re.compile(r"</[\w:-]+>$")
+
+
+def unfold(text: str) -> str:
+    r"""Return the values of a request in JSON, XML or HTML as lines; any other text as it is.
+
+    The first line has all values of a single word, such as settings, with their keys. The others follow, each on a
+    line of its own. Without the syntax between them, the heads judge each text better. Messages in JSON keep their
+    roles, as in a transcript. Tags around several lines stay, because they may say what these are: a context, or a
+    history.
+
+    >>> unfold('{"locale": "en", "top": 3, "q": "When is it due?"}')
+    'locale: en, top: 3\nWhen is it due?'
+    """
+    if len(text) > _MAX_UNFOLDED:
+        return text
+    words, texts = [], []
+    for key, value in _json_values(text) if text[:1] in ("{", "[") else _markup_values(text):
+        if count_words(value) > 1:
+            texts.append(value)
+        elif value:
+            words.append(f"{key}: {value}" if key else value)
+    return "\n".join([", ".join(words), *texts]).strip() or text
+
+
+def _json_values(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each value as text, with its key; a key of several words is a text, too."""
+    try:
+        rest = [("", json.loads(text, object_pairs_hook=tuple))]  # pairs, because a key may occur twice
+    except (ValueError, RecursionError):
+        return
+    while rest:  # not recursive: nested lists would take quadratic time
+        key, value = rest.pop()
+        if isinstance(value, list):
+            rest += [(key, item) for item in reversed(value)]
+        elif isinstance(value, tuple):
+            fields = dict(value)
+            role, said = fields.get("role"), fields.get("content")
+            if isinstance(role, str) and isinstance(said, str):
+                yield "", f"{role}: {said}"
+                value = [(name, item) for name, item in value if name not in ("role", "content")]
+            for name, item in reversed(value):
+                rest += [(name, item)] if count_words(name) == 1 else [("", item), ("", name)]
+        else:
+            yield key, value if isinstance(value, str) else json.dumps(value)
+
+
+def _markup_values(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the text before and after each tag, with the name of the element that it begins, or an empty name."""
+    if not _TAG.match(text) or not _CLOSING_TAG.search(text):
+        return
+    _, *parts = _TAG.split(_INLINE_TAG.sub(" ", text))
+    values = [html.unescape(value.strip()) for value in parts[2::3]]
+    if not any("\n" in value for value in values):
+        for is_closing, name, value in zip(parts[::3], parts[1::3], values, strict=True):
+            yield "" if is_closing else name, value
