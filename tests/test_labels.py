@@ -42,9 +42,17 @@ def test_a_log_that_cannot_be_used(given, said):
 def test_questions_are_read_from_a_file_and_each_once(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"question": "x", "answer": "y", "id": 0}\n')
-    assert read_questions(str(path)) == [Question("x", ("y",), "0", "log")]
-    (once,) = read_questions(["who is it?", {"question": " WHO is it? ", "answer": "me"}])
+    assert read_questions(str(path), gold=True) == [Question("x", ("y",), "0", "log")]
+    (once,) = read_questions(["who is it?", {"question": " WHO is it? ", "gold_answers": "me"}])
     assert once.gold == ("me",), "the gold answers of the second are kept"
+
+
+@pytest.mark.parametrize("from_file", [True, False])
+def test_what_the_llm_answered_in_a_log_is_no_gold_answer(tmp_path, from_file):
+    """Regression: it was, hardly any new answer contained it, and the tuned gate skipped nearly everything."""
+    line = {"question": "Who wrote Emma?", "answer": "The novel Emma was written by Jane Austen in 1815."}
+    log = str(write(tmp_path / "log.jsonl", line)) if from_file else [line]
+    assert [question.gold for question in read_questions(log)] == [()]
 
 
 # --- labels ------------------------------------------------------------------------------------------------

@@ -220,7 +220,9 @@ def _choose(policy: Policy, scores: Float64Array, known: BoolArray, rag: BoolArr
     choice = policy.choose(scores, known, rag)
     if choice.guaranteed:
         return choice
-    required = "Even {n} questions like these would not be enough: allow a larger loss or a higher rate."
+    required = (
+        "Even {n} questions like these would not be enough: check the labels, or allow a larger loss or rate."
+    )
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
         n = factor * len(scores)
