@@ -24,6 +24,7 @@ from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
+from rgate_integrations.tuning.evaluation import auc
 from rgate_integrations.tuning.fitting import Table, crossfit, fit_correction, ridge_logistic
 from rgate_integrations.tuning.training import TrainingOptions
 from tests.commands import printed, rgate
@@ -269,6 +270,11 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
     assert "Threshold 0.000: retrieves for 25.0%." in page
     # Regression: the page's own numbers left the overrides out, and contradicted this note.
     assert [page.count(f'"override": {value}') for value in ("true", "null")] == [15 * 3, 45 * 3]
+    # Regression: the AUC in the notes left them out, and was not the one of the page.
+    shown = [0.0 if retrieve else p for retrieve, p in zip(found.question.retrieves, found.question.p, strict=True)]
+    labels = found.labels.known[found.question.indices]
+    assert found.question.auc == pytest.approx(auc(shown, labels))
+    assert found.question.auc != pytest.approx(auc(found.question.p, labels))
 
 
 def test_a_question_in_other_punctuation_is_not_tuned_on_twice(tmp_path, prior):

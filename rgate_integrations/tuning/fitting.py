@@ -64,7 +64,8 @@ class FittedGate:
         indices: Indices in `Labels.answered` of the questions to which it was fitted, shape (n,).
         p: P(known) of each of them, from a fit that has not seen the question, shape (n,).
         retrieves: Whether the gate retrieves for each of them, by the threshold or an override, shape (n,).
-        auc: AUC of `p`: how well it ranks the questions that are right without retrieval above the others.
+        auc: AUC of `p`: how well it ranks the questions that are right without retrieval above the others. Questions
+            with an override rank last if it retrieves, and first if it skips.
         auc_before: The same for the P(known) of the prior, the gate that was corrected.
     """
 
@@ -174,10 +175,12 @@ def fit_gate(
     held_out = crossfit(table, seed)
     p = sigmoids(held_out)
     # The fitted gate keeps the overrides of the prior.
-    scores = policy_scores(p, [readings.decisions[index] for index in indices])
+    decisions = [readings.decisions[index] for index in indices]
+    scores = policy_scores(p, decisions)
     choice = _choose(policy, scores, known, rag)
     correction = fit_correction(table, seed)
-    before, after = auc(table.prior, known), auc(held_out, known)
+    # With overrides, as the report's page and `rgate evaluate` show it.
+    before, after = auc(policy_scores(sigmoids(table.prior), decisions), known), auc(scores, known)
     # Drift is measured against the final gate's scores, not the folds', because its decisions will be logged.
     provenance = describe_choice(policy, choice, sigmoids(correction(table))) | {
         "seed": seed,
