@@ -164,16 +164,13 @@ def fit_gate(
     features = np.zeros((len(indices), 0))
     if tokens:
         features = np.array([draft_features(answers[index].head(tokens)) for index in indices])
-    known, rag = labels.known[indices], labels.rag[indices]
+    known, rag, states = labels.known[indices], labels.rag[indices], readings.states[indices]
     if len(known) < LEAST or known.all() or not known.any():
         return None
     # Fitted to all questions before the cross-fitting, which is sound because it does not see labels.
-    basis = Basis.fit(readings.states[indices], seed)
-    table = Table(
-        readings.prior[indices], basis(readings.states[indices]), features, known, labels.target[indices]
-    )
-    held_out = crossfit(table, seed)
-    p = sigmoids(held_out)
+    basis = Basis.fit(states, seed)
+    table = Table(readings.prior[indices], basis(states), features, known, labels.target[indices])
+    p = sigmoids(crossfit(table, seed))
     # The fitted gate keeps the overrides of the prior.
     decisions = [readings.decisions[index] for index in indices]
     scores = policy_scores(p, decisions)
