@@ -165,6 +165,9 @@ class MaxLoss:
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
         """Choose the lowest threshold that keeps the loss within ``loss``, with the given confidence.
 
+        Of those that decide alike about these questions, the highest is chosen. So requests that are less known than
+        all of them, such as private ones, retrieve, even if the LLM needs no passages for any question of the log.
+
         If no threshold that skips a question does so, or no more than the share ``loss`` of the questions has a right
         answer, choose `ALWAYS`, which skips none and has no guarantee.
 
@@ -201,7 +204,7 @@ class MaxLoss:
                 why = f"By the labels, only {right:.1%} of the questions have a right answer, with retrieval or not"
             return ThresholdChoice(ALWAYS, f"{why}, so the gate always retrieves.", False, facts)
         return ThresholdChoice(
-            threshold,
+            float(GRID[GRID <= p[skipped].min()].max()),
             f"Loses at most {100 * self.loss:g} points of accuracy against always retrieving, with confidence "
             f"{100 * self.confidence:g}%.",
             True,
