@@ -203,8 +203,9 @@ class MaxLoss:
             if right <= self.loss:
                 why = f"By the labels, only {right:.1%} of the questions have a right answer, with retrieval or not"
             return ThresholdChoice(ALWAYS, f"{why}, so the gate always retrieves.", False, facts)
+        alike = GRID[p[skipped].min() >= GRID]
         return ThresholdChoice(
-            float(GRID[GRID <= p[skipped].min()].max()),
+            float(alike.max()),
             f"Loses at most {100 * self.loss:g} points of accuracy against always retrieving, with confidence "
             f"{100 * self.confidence:g}%.",
             True,
