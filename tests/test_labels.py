@@ -91,8 +91,10 @@ def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
     [(lambda q: "nothing", N, "are wrong"), (retrieve, N, "are right"), (Direct(), 10, "Only 10 questions")],
 )
 def test_labels_that_nothing_can_be_learned_from(tmp_path, prior, direct, n, said):
-    with pytest.raises(DataFormatError, match=said):
+    with pytest.raises(DataFormatError, match=said) as caught:
         tuned(tmp_path, prior, questions(n), direct=direct)
+    # Regression: the hint was to use a gate that never retrieves, whatever is asked, if all answers were right.
+    assert "constant:never" not in caught.value.hint
     assert not (tmp_path / "my-gate").exists()
     assert (tmp_path / "my-gate.answers.jsonl").exists()
 

@@ -130,10 +130,9 @@ def check_learnable(labels: Labels) -> None:
             "calls failed.",
         )
     if right in (0, n):
-        what, gate = ("wrong", "constant:always") if right == 0 else ("right", "constant:never")
         raise DataFormatError(
-            f"All {n} answers without retrieval are {what}, so a gate cannot be fitted.",
-            hint=f"Check the labels, use other questions, or use load_gate({gate!r}).",
+            f"All {n} answers without retrieval are {'right' if right else 'wrong'}, so a gate cannot be fitted.",
+            hint="Check the labels, or add other questions.",
         )
 
 
