@@ -20,7 +20,7 @@ from rgate_integrations.tuning.ability import (
     read_anchors,
 )
 from rgate_integrations.tuning.arms import ModelArm, ObjectArm
-from tests.commands import printed
+from tests.commands import printed, rgate
 from tests.fake_server import Fake, answer
 from tests.saved_gates import FACTS, HEADS
 from tests.scripted_proxy import ScriptedProxy
@@ -137,3 +137,8 @@ def test_the_command_measures_a_served_llm(flat, tmp_path, fake):
 def test_the_command_says_what_is_assumed_of_an_llm(llm, said):
     assert said in printed("gates", "--llm", llm)
     assert '"theta"' in printed("gates", "--llm", llm, "--json")
+
+
+def test_the_command_refuses_an_empty_name():
+    """Regression: it said what is assumed of "" if the shell's variable with the name was not set."""
+    assert "--llm is empty" in rgate("gates", "--llm", " ").exception.message

@@ -22,7 +22,7 @@ from tests.scripted_upstream import Shelf
 NEVER = ("decide", "--gate", "constant:never")
 ZORBLAT = (
     '{"id": "1", "title": "Zorblat", "text": "The capital of Zorblat is Quimbo."}\n'
-    '{"id": "2", "title": "Bread", "text": "Bread is baked."}\n'
+    '{"id": "2", "title": "Bread", "text": "Bread\\nis baked."}\n'
 )
 
 
@@ -254,7 +254,9 @@ def test_an_own_index_is_built_and_searched_for_what_is_unknown(smollm2, embedde
     index, question = tmp_path / "index", "What is the capital of Zorblat?"
     (tmp_path / "corpus.jsonl").write_text(ZORBLAT)
     assert rgate("index", "build", "--corpus", tmp_path / "corpus.jsonl", "--out", index).exit_code == 0
-    assert "  Zorblat. The capital" in rgate("index", "search", index, "zorblat capital").stdout
+    listed = rgate("index", "search", index, "zorblat capital").stdout
+    assert "  Zorblat. The capital" in listed
+    assert "  Bread. Bread is baked." in listed, "a passage with line feeds is listed on one line"
     options = ["--index", index, "--llm", "smollm2-135m-instruct", "-k", "1", "--gate", "prompt"]
     retrieving = [*options, "--threshold", "1.01"]
     skipped = rgate("ask", *options, "--threshold", "0", "What is bread?").stdout

@@ -14,7 +14,7 @@ from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.gates.registry import saved_gate
 from rgate_integrations.tuning import Budget, MaxLoss, calibrate, collect, evaluate, read_paired
-from rgate_integrations.tuning.calibration import fit_map
+from rgate_integrations.tuning.calibration import ALWAYS, fit_map
 from rgate_integrations.tuning.evaluation import (
     JudgedQuestions,
     auc,
@@ -286,6 +286,27 @@ def test_what_cannot_be_guaranteed_is_not():
     assert "50.0% of the questions" in by_override.guarantee
     # where passages never help, nothing is lost by skipping all
     assert MaxLoss(0.2).choose(p, rag, rag).facts["retrieval_rate"] == 0
+
+
+@pytest.mark.parametrize("least", [0.03, 0.6])
+def test_a_gate_that_may_skip_all_questions_of_a_log_retrieves_those_that_are_less_known(least):
+    """Regression: the threshold was 0, and "Where is my order?", of P(known) 0.00 and unlike any of them, skipped."""
+    p, right = np.linspace(least, 1, 400), np.ones(400, bool)
+    choice = MaxLoss(0.02).choose(np.append(p, -1.0), np.append(right, True), np.append(right, True))
+    assert choice.guaranteed
+    assert choice.facts["retrieval_rate"] == pytest.approx(1 / 401), "only the one with an override"
+    assert choice.threshold == pytest.approx(least, abs=0.003)
+    assert choice.threshold <= least
+
+
+@pytest.mark.parametrize("right", [0, 2])
+def test_labels_by_which_hardly_any_answer_is_right_make_no_gate_skip(right):
+    """Regression: nothing could be lost, so a gate that skipped everything "lost at most 2 points"."""
+    p, labels = np.full(300, 0.9), np.arange(300) < right
+    for closed, rag in ((labels, labels), (labels, ~labels & labels)):
+        choice = MaxLoss(0.02).choose(p, closed, rag)
+        assert (choice.threshold, choice.guaranteed) == (ALWAYS, False)
+        assert f"only {right / 300:.1%} of the questions have a right answer" in choice.guarantee
 
 
 def labelled(decisions):

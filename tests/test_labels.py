@@ -42,9 +42,17 @@ def test_a_log_that_cannot_be_used(given, said):
 def test_questions_are_read_from_a_file_and_each_once(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"question": "x", "answer": "y", "id": 0}\n')
-    assert read_questions(str(path)) == [Question("x", ("y",), "0", "log")]
-    (once,) = read_questions(["who is it?", {"question": " WHO is it? ", "answer": "me"}])
+    assert read_questions(str(path), gold=True) == [Question("x", ("y",), "0", "log")]
+    (once,) = read_questions(["who is it?", {"question": " WHO is it? ", "gold_answers": "me"}])
     assert once.gold == ("me",), "the gold answers of the second are kept"
+
+
+@pytest.mark.parametrize("from_file", [True, False])
+def test_what_the_llm_answered_in_a_log_is_no_gold_answer(tmp_path, from_file):
+    """Regression: it was, hardly any new answer contained it, and the tuned gate skipped nearly everything."""
+    line = {"question": "Who wrote Emma?", "answer": "The novel Emma was written by Jane Austen in 1815."}
+    log = str(write(tmp_path / "log.jsonl", line)) if from_file else [line]
+    assert [question.gold for question in read_questions(log)] == [()]
 
 
 # --- labels ------------------------------------------------------------------------------------------------
@@ -83,8 +91,10 @@ def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
     [(lambda q: "nothing", N, "are wrong"), (retrieve, N, "are right"), (Direct(), 10, "Only 10 questions")],
 )
 def test_labels_that_nothing_can_be_learned_from(tmp_path, prior, direct, n, said):
-    with pytest.raises(DataFormatError, match=said):
+    with pytest.raises(DataFormatError, match=said) as caught:
         tuned(tmp_path, prior, questions(n), direct=direct)
+    # Regression: the hint was to use a gate that never retrieves, whatever is asked, if all answers were right.
+    assert "constant:never" not in caught.value.hint
     assert not (tmp_path / "my-gate").exists()
     assert (tmp_path / "my-gate.answers.jsonl").exists()
 

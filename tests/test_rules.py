@@ -83,6 +83,9 @@ async def answers_later(question):
         [partial(answers_later)],
         [lambda: True],
         [lambda question, meta: True],
+        # Regression: these were accepted. The first failed at each question, and the second matched each.
+        [re.compile(b"contract")],
+        [re.compile("")],
     ],
 )
 def test_what_is_no_rule_is_refused_at_once(rules):

@@ -219,6 +219,13 @@ def test_a_gate_that_contains_a_saved_one_finds_it_after_both_have_moved(tmp_pat
     save_gate(saved_gate(load_gate("calibrated", inner="new/inner").gate, {}), "link")
     assert load_gate("link").gate.inner.trained.base_model == "scripted"
     assert load_gate("new/inner").decides_like(load_gate(str(tmp_path / "new" / "inner")))
+    # Regression: the error was that '../inner' is not a trained gate, and did not name the gate that contains it.
+    Path("new/inner").rename("new/elsewhere")
+    with pytest.raises(
+        ModelLoadError, match=r"'new/outer' contains the gate '\.\./inner', which is not there"
+    ) as caught:
+        load_gate("new/outer")
+    assert "Copy both folders" in caught.value.hint
 
 
 def test_a_gate_comes_from_the_hub(tmp_path, monkeypatch):

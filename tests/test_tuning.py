@@ -24,6 +24,7 @@ from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
+from rgate_integrations.tuning.evaluation import auc
 from rgate_integrations.tuning.fitting import Table, crossfit, fit_correction, ridge_logistic
 from rgate_integrations.tuning.training import TrainingOptions
 from tests.commands import printed, rgate
@@ -152,6 +153,29 @@ def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
     assert "difference at any threshold 0.0" in output
 
 
+def test_monitoring_refuses_the_decisions_of_another_tuned_gate(tmp_path, prior):
+    """Regression: the log of the gate for the question alone was compared with the answer-first gate's: "changed"."""
+    folder = tuned(tmp_path, prior).folder
+    gates = {name: load_gate(f"{folder}{name}", proxy=Reader()) for name in ("", "/answer-first")}
+    requests = [Request(line["question"], draft=says_what_it_knows(line["question"])) for line in questions()]
+    failed = gates["/answer-first"].decide("what is number 1?").model_dump(mode="json")
+    assert failed["error"], "without a draft"
+    logs = {}
+    for name, gate in gates.items():
+        lines = [decision.model_dump(mode="json") for decision in gate.decide_batch(requests)]
+        logs[name] = write(tmp_path / f"{len(logs)}.jsonl", *lines, failed)
+        assert "60 decisions" in printed("monitor", logs[name], "--gate", f"{folder}{name}")
+    for name, log, said in (("", "/answer-first", "with a draft"), ("/answer-first", "", "without a draft")):
+        error = rgate("monitor", logs[log], "--gate", f"{folder}{name}").exception
+        assert isinstance(error, DataFormatError)
+        assert re.search(f"line 1: a gate that judged .* {said} decided, not ", error.message)
+    other = [{**line, "llm": "another LLM (the gate was tuned on it)"} for line in lines]
+    error = rgate(
+        "monitor", write(tmp_path / "o.jsonl", *other), "--gate", f"{folder}/answer-first"
+    ).exception
+    assert "line 1: a gate that judged 'another LLM (the gate was tuned on it)'" in error.message
+
+
 def test_a_gate_that_is_updated_keeps_its_policy_unless_another_is_given(tmp_path, prior):
     """Regression: without the option, the default took its place, and said so only when all was done."""
     policies = []
@@ -269,6 +293,13 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
     assert "Threshold 0.000: retrieves for 25.0%." in page
     # Regression: the page's own numbers left the overrides out, and contradicted this note.
     assert [page.count(f'"override": {value}') for value in ("true", "null")] == [15 * 3, 45 * 3]
+    # Regression: the AUC in the notes left them out, and was not the one of the page.
+    shown = [
+        0.0 if retrieve else p for retrieve, p in zip(found.question.retrieves, found.question.p, strict=True)
+    ]
+    labels = found.labels.known[found.question.indices]
+    assert found.question.auc == pytest.approx(auc(shown, labels))
+    assert found.question.auc != pytest.approx(auc(found.question.p, labels))
 
 
 def test_a_question_in_other_punctuation_is_not_tuned_on_twice(tmp_path, prior):

@@ -33,6 +33,7 @@ def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, 
     assert "50 questions, with LLM calls to http" in done.output
     assert ": 50 direct, 50 retrieve, 100 sample." in done.output
     assert "share of right answers among up to 2 samples per question" in done.output
+    assert re.search(r"Right without retrieval: \d+\.0%; with retrieval: \d+\.0%\.", done.output)
     assert "question alone: Retrieves for at most 90%" in done.output
     # Regression: the command that is shown did not work for this folder.
     assert f"or --gate '{tmp_path}/my gate'." in done.output.replace("\n", " ")

@@ -156,7 +156,7 @@ def _answer(
     for query in plan.texts:
         say(f"searched       {query}")
     for hit in hits:
-        say(f"found     {hit.score:.2f} {hit.passage.searchable[:110]}")
+        say(f"found     {hit.score:.2f} {' '.join(hit.passage.searchable.split())[:110]}")
     say(f"answer         {answer.text}", bold=True)
     stages = {"gate": decided - start, "search": searched - decided, "answer": answered - searched}
     for stage, seconds in stages.items():

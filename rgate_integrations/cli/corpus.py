@@ -73,7 +73,7 @@ def search(
     for query, hits in zip(queries, open_index(folder).search(queries, k), strict=True):
         say(query, bold=True)
         for hit in hits:
-            say(f"  {hit.score:.2f}  {hit.passage.searchable[:160]}")
+            say(f"  {hit.score:.2f}  {' '.join(hit.passage.searchable.split())[:160]}")
 
 
 def open_index(folder: Path | None) -> PassageIndex:

@@ -14,7 +14,7 @@ import typer
 
 from rgate_integrations import __version__
 from rgate_integrations.cli.terminal import AsJson, print_json, say, say_error, say_table
-from rgate_integrations.errors import ModelLoadError, RGateError
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, RGateError
 
 # The extra that installs each distribution.
 _EXTRAS = {
@@ -140,6 +140,8 @@ def gates(
         columns = ("name", "source", "evidence", "training", "cost")
         say_table(columns, list(map(astuple, list_gates())), as_json=as_json)
         return
+    if not llm.strip():  # as from a shell variable that is not set
+        raise ConfigurationError("--llm is empty.", hint="Pass the name of your LLM, or omit --llm.")
     ability, warning = resolve_ability(llm)
     if as_json:
         print_json({"name": llm, **asdict(ability), "warning": warning})

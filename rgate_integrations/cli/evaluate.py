@@ -45,6 +45,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 if TYPE_CHECKING:
     from rgate_integrations.decision import Decision
     from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.gates.artifacts import SavedGate
     from rgate_integrations.tuning.questions import Example
 
 JudgedDraft = Annotated[
@@ -288,7 +289,6 @@ def monitor(
 ) -> None:
     """Compare logged decisions with those at calibration."""
     from rgate_integrations.gates.folder import read_gate
-    from rgate_integrations.gates.registry import list_gates
     from rgate_integrations.runtime.records import Record, read_records
     from rgate_integrations.tuning.evaluation import is_judged, measure_drift
 
@@ -302,17 +302,19 @@ def monitor(
         saved.provenance,
         hint="Make the gate with rgate tune or rgate calibrate.",
     )
-    # A client calls its server's gate "remote". Thresholds may differ: each call may have its own.
-    others = [info.name for info in list_gates() if info.name not in (saved.method, "remote")]
     logged = []
     for record in read_records(log, hint="Remove the line if its writing was interrupted."):
         p_known = record.optional_number("p_known")
         if p_known is not None and not 0 <= p_known <= 1:
             raise record.error("p_known is not in [0, 1]")
-        if record.fields.get("gate") in others:
+        if other := _describe_other_gate(record.fields, saved):
+            # `rgate decide` has no drafts to judge.
+            command = (
+                "" if getattr(saved, "tokens", 0) else f": rgate decide --gate {shlex.quote(gate)} --json"
+            )
             raise DataFormatError(
-                f"{record.where}: the gate {record.fields['gate']!r} decided, not {gate!r} ({saved.method}).",
-                hint=f"Log decisions of that gate: rgate decide --gate {shlex.quote(gate)} --json.",
+                f"{record.where}: {other} decided, not {gate!r} ({saved.method}).",
+                hint=f"Log only the decisions of that gate{command}.",
             )
         if p_known is not None and is_judged(p_known, *map(record.fields.get, ("override", "error"))):
             logged.append(p_known)
@@ -324,3 +326,28 @@ def monitor(
         f"at calibration; largest difference at any threshold {drift.distance:.2f} (95 %: ± {drift.margin:.2f})"
     )
     say(drift.advice, bold=True)
+
+
+def _describe_other_gate(logged: dict[str, Any], saved: SavedGate) -> str:
+    """Return which gate made a logged decision if it cannot be the saved gate; otherwise an empty string.
+
+    Thresholds may differ: each call may have its own.
+    """
+    from rgate_integrations.gates.artifacts import TunedArtifact
+    from rgate_integrations.gates.composite import TUNED_ON
+    from rgate_integrations.gates.registry import list_gates
+
+    name, llm = logged.get("gate"), logged.get("llm")
+    # A client calls its server's gate "remote".
+    if name not in (saved.method, "remote") and name in [info.name for info in list_gates()]:
+        return f"the gate {name!r}"
+    if not isinstance(saved, TunedArtifact):
+        return ""
+    if llm and llm != saved.llm + TUNED_ON:
+        return f"a gate that judged {llm!r}"
+    # With answer first, the gate for the question alone makes those decisions for which the LLM is not asked.
+    has_draft = logged.get("draft") is not None
+    is_settled = logged.get("error") is not None or logged.get("override") is not None
+    if name == saved.method and not is_settled and has_draft != (saved.tokens > 0):
+        return f"a gate that judged the question {'with' if has_draft else 'without'} a draft"
+    return ""

@@ -24,6 +24,9 @@ from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import ProbeGate, TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
+TUNED_ON = " (the gate was tuned on it)"
+"""Follows the LLM's name in the decisions of a tuned gate."""
+
 
 class CalibratedGate(Gate):
     """Maps another gate's scores to probabilities; made by ``rgate calibrate``.
@@ -155,7 +158,7 @@ class TunedGate(TrainedGate):
             # Without a guarantee, `rgate tune` has set a threshold above or below every P(known).
             guarantee = str(trained.provenance.get("guarantee", ""))
             caveat = f"But {guarantee[:1].lower()}{guarantee[1:]}"
-        llm = f"{trained.llm} (the gate was tuned on it)"
+        llm = trained.llm + TUNED_ON
         return Score(
             p, reason, draft, prior.warnings, prior.signals, llm, override=prior.override, caveat=caveat
         )

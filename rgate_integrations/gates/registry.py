@@ -162,12 +162,22 @@ def asks_server(gate: Gate) -> bool:
 def _find_beside(folder: Path, name: str) -> str:
     """Return the absolute path of a gate or adapter that is named relative to a saved gate's folder.
 
-    If there is none at that path, return ``name``.
+    If there is none at that path, return ``name``: it may be a shipped gate or a Hub id.
+
+    Raises:
+        ModelLoadError: There is none, and only a folder can have this name.
     """
     path = os.path.realpath(
         folder.resolve() / name
     )  # the folder may be a link, beside which there is nothing
-    return path if has_gate(path) else name
+    if has_gate(path):
+        return path
+    if name.startswith(os.pardir):
+        raise ModelLoadError(
+            f"The gate in {str(folder)!r} contains the gate {name!r}, which is not there.",
+            hint="Copy both folders, so that one lies relative to the other as before, or make the gate again.",
+        )
+    return name
 
 
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:

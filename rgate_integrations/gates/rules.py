@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import inspect
 import re
+import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class Rules:
         """Return the rules for the arguments ``always=`` and ``never=``, each of which is one or several rules.
 
         Raises:
-            ConfigurationError: A rule is neither an example, a pattern nor a function, or an example is empty.
+            ConfigurationError: A rule is neither an example, a pattern nor a function, or is empty.
         """
         return cls(_check_rules("always", always), _check_rules("never", never))
 
@@ -196,11 +197,13 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
     if isinstance(rules, str) or not isinstance(rules, Sequence):
         rules = [rules]
     for rule in rules:
-        if isinstance(rule, str) and not rule.strip():
-            raise ConfigurationError(f"An example in {name}= is empty.", hint="Remove it.")
-        if not isinstance(rule, str | re.Pattern) and not callable(rule):
+        text = rule.pattern if isinstance(rule, re.Pattern) else rule
+        if isinstance(text, str) and not text.strip():  # an empty pattern would match every request
+            kind = "An example" if text is rule else "A pattern"
+            raise ConfigurationError(f"{kind} in {name}= is empty.", hint="Remove it.")
+        if not isinstance(text, str) and not callable(rule):
             raise ConfigurationError(
-                f"A rule in {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
+                f"A rule in {name}= must be an example, a pattern of text or a function, not {reprlib.repr(rule)}.",
                 hint=f'For example, {name}=["Which clause ...?", re.compile("contract"), a_function].',
             )
         if callable(rule):

@@ -165,7 +165,11 @@ class MaxLoss:
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
         """Choose the lowest threshold that keeps the loss within ``loss``, with the given confidence.
 
-        If no threshold that skips a question does so, choose `ALWAYS`, which skips none and has no guarantee.
+        Of those that decide alike about these questions, the highest is chosen. So requests that are less known than
+        all of them, such as private ones, retrieve, even if the LLM needs no passages for any question of the log.
+
+        If no threshold that skips a question does so, or no more than the share ``loss`` of the questions has a right
+        answer, choose `ALWAYS`, which skips none and has no guarantee.
 
         Args:
             p: See `policy_scores`, shape (n,).
@@ -178,7 +182,10 @@ class MaxLoss:
         p = p[order]
         gain = rag[order].astype(float) - closed_book[order]
         threshold = ALWAYS
-        for candidate in GRID[::-1]:
+        right = float((closed_book | rag).mean())
+        # If hardly any answer is right, nothing can be lost, and a gate that skips everything would pass. Such labels
+        # are wrong: gold answers may be whole sentences, which no answer contains.
+        for candidate in GRID[::-1] if right > self.loss else ():
             if betting_p_value(np.where(p >= candidate, gain, 0.0), self.loss, level) > level:
                 break
             threshold = float(candidate)
@@ -189,15 +196,16 @@ class MaxLoss:
             "loss": float(np.where(skipped, gain, 0.0).mean()),
         }
         if not skipped.any():
-            return ThresholdChoice(
-                ALWAYS,
+            why = (
                 f"With n = {n}, no threshold that skips anything guarantees a loss of at most {100 * self.loss:g}% "
-                f"with confidence {100 * self.confidence:g}%, so the gate always retrieves.",
-                False,
-                facts,
+                f"with confidence {100 * self.confidence:g}%"
             )
+            if right <= self.loss:
+                why = f"By the labels, only {right:.1%} of the questions have a right answer, with retrieval or not"
+            return ThresholdChoice(ALWAYS, f"{why}, so the gate always retrieves.", False, facts)
+        alike = GRID[p[skipped].min() >= GRID]
         return ThresholdChoice(
-            threshold,
+            float(alike.max()),
             f"Loses at most {100 * self.loss:g} points of accuracy against always retrieving, with confidence "
             f"{100 * self.confidence:g}%.",
             True,

@@ -64,7 +64,8 @@ class FittedGate:
         indices: Indices in `Labels.answered` of the questions to which it was fitted, shape (n,).
         p: P(known) of each of them, from a fit that has not seen the question, shape (n,).
         retrieves: Whether the gate retrieves for each of them, by the threshold or an override, shape (n,).
-        auc: AUC of `p`: how well it ranks the questions that are right without retrieval above the others.
+        auc: AUC of `p`: how well it ranks the questions that are right without retrieval above the others. Questions
+            with an override rank last if it retrieves, and first if it skips.
         auc_before: The same for the P(known) of the prior, the gate that was corrected.
     """
 
@@ -129,10 +130,9 @@ def check_learnable(labels: Labels) -> None:
             "calls failed.",
         )
     if right in (0, n):
-        what, gate = ("wrong", "constant:always") if right == 0 else ("right", "constant:never")
         raise DataFormatError(
-            f"All {n} answers without retrieval are {what}, so a gate cannot be fitted.",
-            hint=f"Check the labels, use other questions, or use load_gate({gate!r}).",
+            f"All {n} answers without retrieval are {'right' if right else 'wrong'}, so a gate cannot be fitted.",
+            hint="Check the labels, or add other questions.",
         )
 
 
@@ -163,21 +163,20 @@ def fit_gate(
     features = np.zeros((len(indices), 0))
     if tokens:
         features = np.array([draft_features(answers[index].head(tokens)) for index in indices])
-    known, rag = labels.known[indices], labels.rag[indices]
+    known, rag, states = labels.known[indices], labels.rag[indices], readings.states[indices]
     if len(known) < LEAST or known.all() or not known.any():
         return None
     # Fitted to all questions before the cross-fitting, which is sound because it does not see labels.
-    basis = Basis.fit(readings.states[indices], seed)
-    table = Table(
-        readings.prior[indices], basis(readings.states[indices]), features, known, labels.target[indices]
-    )
-    held_out = crossfit(table, seed)
-    p = sigmoids(held_out)
+    basis = Basis.fit(states, seed)
+    table = Table(readings.prior[indices], basis(states), features, known, labels.target[indices])
+    p = sigmoids(crossfit(table, seed))
     # The fitted gate keeps the overrides of the prior.
-    scores = policy_scores(p, [readings.decisions[index] for index in indices])
+    decisions = [readings.decisions[index] for index in indices]
+    scores = policy_scores(p, decisions)
     choice = _choose(policy, scores, known, rag)
     correction = fit_correction(table, seed)
-    before, after = auc(table.prior, known), auc(held_out, known)
+    # With overrides, as the report's page and `rgate evaluate` show it.
+    before, after = auc(policy_scores(sigmoids(table.prior), decisions), known), auc(scores, known)
     # Drift is measured against the final gate's scores, not the folds', because its decisions will be logged.
     provenance = describe_choice(policy, choice, sigmoids(correction(table))) | {
         "seed": seed,
@@ -220,7 +219,9 @@ def _choose(policy: Policy, scores: Float64Array, known: BoolArray, rag: BoolArr
     choice = policy.choose(scores, known, rag)
     if choice.guaranteed:
         return choice
-    required = "Even {n} questions like these would not be enough: allow a larger loss or a higher rate."
+    required = (
+        "Even {n} questions like these would not be enough: check the labels, or allow a larger loss or rate."
+    )
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
         n = factor * len(scores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -67,8 +67,10 @@ class Question:
         return normalise(self.text) or self.text
 
     @classmethod
-    def from_record(cls, record: Record, dataset: str = "") -> Question:
+    def from_record(cls, record: Record, dataset: str = "", *, answer_is_gold: bool = True) -> Question:
         """Read a question from a record; ``dataset`` is the default for records without one.
+
+        Without ``gold_answers``, ``answer`` counts as gold if ``answer_is_gold``.
 
         Raises:
             DataFormatError: The record has no question, the question has NUL bytes or only control characters, or a
@@ -81,7 +83,7 @@ class Question:
         popularity = record.optional_number("popularity")
         if popularity is not None and popularity < 0:
             raise record.error("popularity is below 0")
-        key = "gold_answers" if "gold_answers" in record.fields else "answer"
+        key = "answer" if answer_is_gold and "gold_answers" not in record.fields else "gold_answers"
         draft = None
         names = ("closed_book_text", "closed_book_answer")
         texts = [record.optional_text(name) for name in names if record.fields.get(name) is not None]
@@ -107,18 +109,20 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     """Read questions, in order and without repetitions.
 
     Args:
-        source: A JSONL file, plain or gzipped, with ``question`` and optionally ``gold_answers`` (or ``answer``),
-            ``id``, ``dataset`` and ``popularity`` per line; or an iterable, see `Questions`.
-        gold: Whether each question must have gold answers.
+        source: A JSONL file, plain or gzipped, with ``question`` and optionally ``gold_answers``, ``id``, ``dataset``
+            and ``popularity`` per line; or an iterable, see `Questions`.
+        gold: Whether each question must have gold answers, which may then be called ``answer``. In a log, that is
+            what an LLM answered.
 
     Raises:
         DataFormatError: The file cannot be read, a line or item is invalid (the message names it), a question
             lacks required gold answers, or there are no questions.
     """
     if isinstance(source, str | Path):
-        questions: Iterable[Question] = (question for _, question in _read_file(Path(source), _HINT))
+        read = _read_file(Path(source), _HINT, answer_is_gold=gold)
+        questions: Iterable[Question] = (question for _, question in read)
     else:
-        questions = map(_as_question, source, count(1))
+        questions = (_as_question(item, number, gold) for number, item in enumerate(source, start=1))
     by_key: dict[str, Question] = {}
     for question in questions:
         if gold and not question.gold:
@@ -137,20 +141,20 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     return list(by_key.values())
 
 
-def _as_question(source: Any, number: int) -> Question:
+def _as_question(source: Any, number: int, answer_is_gold: bool) -> Question:
     if isinstance(source, Question):
         return source
     fields = dict(source) if isinstance(source, Mapping) else {"question": source}
-    return Question.from_record(Record(f"question {number}", fields, _HINT))
+    return Question.from_record(Record(f"question {number}", fields, _HINT), answer_is_gold=answer_is_gold)
 
 
-def _read_file(path: Path, hint: str) -> Iterator[tuple[Record, Question]]:
-    """Yield each record of a JSONL file with its question.
+def _read_file(path: Path, hint: str, *, answer_is_gold: bool = True) -> Iterator[tuple[Record, Question]]:
+    """Yield each record of a JSONL file with its question, see `Question.from_record`.
 
     A question without a ``dataset`` gets the file's name up to the first dot.
     """
     for record in read_records(path, hint=hint):
-        yield record, Question.from_record(record, path.name.split(".")[0])
+        yield record, Question.from_record(record, path.name.split(".")[0], answer_is_gold=answer_is_gold)
 
 
 @dataclass(frozen=True)

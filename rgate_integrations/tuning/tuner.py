@@ -221,7 +221,7 @@ def _check_enough(questions: Sequence[Question], options: TuneOptions) -> None:
     if len(usable) < LEAST:
         raise DataFormatError(
             f"Only {len(usable)} questions{' have gold answers' if needs_gold else ''}; at least {LEAST} are needed.",
-            hint='Add gold answers, or use labels="agreement" (--labels agreement).'
+            hint='Add "gold_answers" to the questions, or use labels="agreement" (--labels agreement).'
             if needs_gold
             else "Add questions: a useful guarantee needs hundreds.",
         )
