@@ -36,7 +36,7 @@ _STRUCTURED = frozenset(
         "json_schema",
     )
 )
-_MAX_EARLIER_MESSAGES = 1_000
+_MAX_EARLIER = 1_000  # earlier messages or lines
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,15 @@ def parse_turn(messages: list[Any], index: int) -> UserTurn | None:
     last = _MESSAGES.validate_python([messages[index]])
     if not last or last[0].role != "user" or not last[0].text.strip():
         return None
-    given = messages[max(0, index - _MAX_EARLIER_MESSAGES) : index + 1]
+    given = [*keep_latest(messages[:index]), messages[index]]
     earlier = _MESSAGES.validate_python(list(map(_as_answer, given[:-1], given[1:])))
     history = tuple(f"{message.role}: {message.text}" for message in earlier if message.text)
     return UserTurn(last[0].text, history)
+
+
+def keep_latest(history: Any) -> Any:
+    """Return the last 1,000 items of a list, since the rest is too far back to matter; any other value unchanged."""
+    return history[-_MAX_EARLIER:] if isinstance(history, list) else history
 
 
 def _as_answer(message: Any, following: Any) -> Any:
