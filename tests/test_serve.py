@@ -205,6 +205,16 @@ def test_what_is_wrong_with_a_body_is_said_in_the_names_of_its_sender(url, quest
     assert refused.json()["error"]["message"].startswith(message)
 
 
+@pytest.mark.parametrize("draft", [{"tokens": [7, 8]}, {"token_ids": ["a", "b"]}, {"logprobs": [1, 2]}])
+def test_of_many_wrong_tokens_the_first_is_named_and_the_others_are_not_looked_at(url, draft):
+    """Regression: 16 MB of them kept all other clients waiting for two minutes, and took gigabytes."""
+    refused = post(url, "/v1/decide", {"questions": [{"question": "who?", "draft": {"text": "a", **draft}}]})
+    message = refused.json()["error"]["message"]
+    (name,) = draft
+    assert message.startswith(f"questions.0.draft.{name}.0: ")
+    assert ";" not in message
+
+
 def test_of_a_very_long_history_the_last_thousand_lines_are_read(url, words):
     """Regression: a history of millions of lines kept all other clients waiting for half a minute."""
     history = [f"user: {number}" for number in range(1_200)]

@@ -49,7 +49,7 @@ class DecideItem(BaseModel):
     draft: Text | Draft | None = None
     popularity: float | None = None
     # Cut before it is checked: a body may have millions of lines, and all clients would wait while they are read.
-    history: Annotated[list[Text], BeforeValidator(keep_latest)] = []
+    history: Annotated[list[Text], BeforeValidator(keep_latest)] = Field(default=[], fail_fast=True)
     threshold: Threshold | None = None
     passages: list[FoundPassage] = Field(default=[], max_length=100)
 
