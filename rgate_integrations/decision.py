@@ -93,6 +93,7 @@ Threshold = Annotated[float, BeforeValidator(valid_threshold), Field(ge=0.0)]
 # Text from any source. Lone surrogates are replaced first, because pydantic rejects them in subclasses of str, which
 # frameworks use.
 Text = Annotated[str, BeforeValidator(lambda value: encodable(value) if isinstance(value, str) else value)]
+_LogProbs = Annotated[tuple[Annotated[float, AfterValidator(check_logprob)], ...], Field(fail_fast=True)]
 MAX_TOKEN_CHARACTERS = 32
 """`Draft.head` keeps at most this many characters per token: some servers return a whole text as one token."""
 
@@ -162,9 +163,9 @@ class Draft(Frozen):
     """
 
     text: Text
-    token_ids: tuple[int, ...] = ()
-    tokens: tuple[Text, ...] = ()
-    logprobs: tuple[Annotated[float, AfterValidator(check_logprob)], ...] | None = None
+    token_ids: tuple[int, ...] = Field(default=(), fail_fast=True)  # a client may send millions of wrong ones
+    tokens: tuple[Text, ...] = Field(default=(), fail_fast=True)
+    logprobs: _LogProbs | None = None
     finished: bool = True
     source: DraftSource = "recorded"
     model: Text = ""

@@ -85,6 +85,8 @@ TEXT_PART = {"type": "text", "text": HAMLET}
             (CHAT, {"messages": [SYSTEM, USER, *after], "seed": 1}, ("messages", 1, "content"))
             for after in ([], [SYSTEM], [DEVELOPER], [PREFILL], [PREFILL, SYSTEM], [SYSTEM, SYSTEM])
         ),
+        # Regression: an image in a message of its own hid the question before it, which passed without passages.
+        (CHAT, {"messages": [SYSTEM, USER, IMAGE, IMAGE]}, ("messages", 1, "content")),
         *(
             (CHAT, {"messages": [{"role": "user", "content": parts}]}, ("messages", 0, "content"))
             for parts in (
@@ -147,8 +149,8 @@ def test_half_an_emoji_reaches_neither_gate_nor_search_and_the_upstream_as_it_wa
         (CHAT, {"messages": "who wrote hamlet?"}, "no-question"),
         (CHAT, {"messages": {"role": "user"}}, "no-question"),
         (CHAT, {"messages": ["who?", 7, None]}, "tool-result"),
-        (CHAT, {"messages": [USER, IMAGE]}, "no-question"),
-        (CHAT, {"messages": [USER, {"role": "user", "content": " "}]}, "no-question"),
+        (CHAT, {"messages": [USER, PREFILL, IMAGE]}, "no-question"),
+        (CHAT, {"messages": [USER, PREFILL, IMAGE, {"role": "user", "content": " "}]}, "no-question"),
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "no-question"),
         (CHAT, {"messages": [{"role": "user"}]}, "no-question"),
         (CHAT, {"messages": [{"role": ["user"], "content": "x"}]}, "tool-result"),

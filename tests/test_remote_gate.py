@@ -14,6 +14,7 @@ from rgate_integrations import Cost, Decision, Draft, Override, Request, load_ga
 from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ServerError, UnknownNameError
 from rgate_integrations.gates import remote
+from rgate_integrations.gates.ability import Ability, save_measured
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.serving.app import make_app
@@ -53,7 +54,18 @@ def test_the_servers_threshold_holds_unless_the_caller_gives_one():
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("llm", "name_source"), [("", ""), ("gpt-4o", ""), ("gpt-4o", "the chain")])
+@pytest.mark.parametrize(
+    ("llm", "name_source"),
+    [
+        ("", ""),
+        ("gpt-4o", ""),
+        ("gpt-4o", "the chain"),
+        # Regression: the server refused the first two, so that every question retrieved, and did not know the third.
+        ("gpt-4o (ours)", ""),
+        ("/models/" + "a/" * 120 + "llama-3-8b", ""),
+        ("hub/models--meta-llama--Llama-3.1-8B-Instruct/snapshots/0e9e39f249a1", "the chain"),
+    ],
+)
 def test_it_equals_the_gate_in_process_for_questions_answers_turns_and_llms(llm, name_source):
     here, questions = (
         load_gate(timeout=600.0),
@@ -238,6 +250,15 @@ def test_the_token_is_sent_without_white_space_around_it_and_never_shown(words, 
 def test_what_cannot_be_the_address_of_a_server_is_refused_where_it_is_given(name, options, error, said):
     with pytest.raises(error, match=said):
         load_gate(name, **options)
+
+
+def test_an_ability_that_was_measured_here_is_not_taken_for_a_name_there(tmp_path, monkeypatch):
+    """Regression: the server judged an unknown LLM, and skipped what the measured one does not know."""
+    monkeypatch.chdir(save_measured(Ability("mine", -3.0, 0.1, "a test"), tmp_path / "measured"))
+    for gate in (load_gate("http://127.0.0.1:9"), load_gate("http://127.0.0.1:9", llm_name="gpt-4o")):
+        with pytest.raises(ConfigurationError, match=r"cannot read the measured ability in '\.\./measured'"):
+            gate.for_llm("../measured")
+    assert gate.for_llm("../measured", "the chain") is gate
 
 
 def test_a_gate_on_a_server_is_not_calibrated(words, url, tmp_path):

@@ -104,7 +104,20 @@ def test_a_frameworks_retriever_may_have_a_method_search_of_its_own(make):
     assert [first.passage.text, second.passage.text] == TEXTS[:2]
 
 
-@pytest.mark.parametrize("found", [None, "index", 7, str, object()])
+async def search_later(query):
+    return TEXTS
+
+
+class SearchesLater:
+    async def search(self, queries, k):
+        return [TEXTS]
+
+
+# Regression: what is async, and a retriever's class, failed at each search instead, and no request got passages.
+NO_RETRIEVERS = [None, "index", 7, str, object(), search_later, SearchesLater(), LangChainRetriever]
+
+
+@pytest.mark.parametrize("found", NO_RETRIEVERS)
 def test_what_cannot_search_is_refused(found):
     with pytest.raises(ConfigurationError, match="cannot search"):
         as_retriever(found)

@@ -152,7 +152,7 @@ INVALID = [
     b'{"questions": []}',
     b'{"questions": [7]}',
     b'{"questions": ["who?"], "more": 1}',
-    b'{"questions": ["who?"], "llm": "../../etc\\n"}',
+    b'{"questions": ["who?"], "llm": 7}',
     b'{"questions": [{"question": "who?", "threshold": NaN}]}',
     b'{"questions": [{"question": "who?", "threshold": "' + b"x" * 100_000 + b'"}]}',
     b'{"questions": [' + b",".join([b'"known"'] * 10_000) + b"]}",
@@ -179,6 +179,50 @@ def test_what_is_malformed_or_too_much_gets_its_status_and_the_server_goes_on(
     assert len(response.content) < 1_000, "what was sent is not sent back"
     assert len(words.asked) == before
     assert decide(url, "known")
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (7, "questions.0: Input should be a valid string, or: Input should be a valid dictionary"),
+        ({"question": "who?", "threshold": -1}, "questions.0.threshold: A threshold must be"),
+        ({"text": "who?"}, "questions.0.question: Field required; questions.0.text: Extra inputs are not"),
+        ({"question": "who?", "history": ["a", 7]}, "questions.0.history.1: Input should be a valid string"),
+        ({"question": "who?", "passages": [{"text": 7}]}, "questions.0.passages.0.text: Input should be"),
+        (
+            {"question": "who?", "draft": {"str": "It is"}},
+            "questions.0.draft.text: Field required; questions.0",
+        ),
+        (
+            {"question": "who?", "draft": {"text": "a", "tokens": ["a"], "logprobs": [-1, -2]}},
+            "questions.0.draft: Input should be a valid string, or: tokens has 1 entries, but logprobs has 2",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said_in_the_names_of_its_sender(url, question, message):
+    """Regression: "questions.0.str: Input should be a valid string" came first, whatever was wrong."""
+    refused = post(url, "/v1/decide", {"questions": [question]})
+    assert refused.json()["error"]["message"].startswith(message)
+
+
+@pytest.mark.parametrize("draft", [{"tokens": [7, 8]}, {"token_ids": ["a", "b"]}, {"logprobs": [1, 2]}])
+def test_of_many_wrong_tokens_the_first_is_named_and_the_others_are_not_looked_at(url, draft):
+    """Regression: 16 MB of them kept all other clients waiting for two minutes, and took gigabytes."""
+    refused = post(url, "/v1/decide", {"questions": [{"question": "who?", "draft": {"text": "a", **draft}}]})
+    message = refused.json()["error"]["message"]
+    (name,) = draft
+    assert message.startswith(f"questions.0.draft.{name}.0: ")
+    assert ";" not in message
+
+
+def test_of_a_very_long_history_the_last_thousand_lines_are_read(url, words):
+    """Regression: a history of millions of lines kept all other clients waiting for half a minute."""
+    history = [f"user: {number}" for number in range(1_200)]
+    decide(url, {"question": "known", "history": history})
+    (request,) = words.asked[-1]
+    assert request.history == tuple(history[-1_000:])
+    refused = post(url, "/v1/decide", {"questions": [{"question": "known", "history": "user: Hello"}]})
+    assert refused.status_code == 422
 
 
 def test_who_has_no_token_is_refused_and_probes_need_none():
@@ -264,6 +308,9 @@ def test_names_over_the_wire_are_names_and_junk_does_not_displace_real_ones(tmp_
     assert real.ability == load_gate(llm_name="gpt-4o").gate.ability
     assert service.gates("gpt-4o", "").question.gate is real
     assert load_gate(llm_name="measured").gate.ability.theta == 9.0  # the user may name a folder
+    # Regression: only what follows the last slash was read.
+    for path in ("hub/models--openai--gpt-4o/snapshots/0e9e39f2", "models/gpt-4o/", "C:\\models\\gpt-4o"):
+        assert service.gates(path).question.gate.ability == real.ability
 
 
 def test_a_name_that_a_client_gives_goes_before_that_of_the_server_and_one_that_it_found_does_not():

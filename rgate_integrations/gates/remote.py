@@ -13,7 +13,8 @@ from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_jsonable_python
 
 from rgate_integrations.decision import Decision, Override
-from rgate_integrations.errors import EvidenceError, ServerError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
+from rgate_integrations.gates.ability import read_measured
 from rgate_integrations.gates.base import Gate, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.models.bounded_http import (
@@ -61,13 +62,20 @@ class RemoteGate(NamedLLMGate):
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
     def model_post_init(self, _: Any) -> None:
-        """Check the URL and the token now, not at the first decision.
+        """Check the URL, the token and the LLM's name now, not at the first decision.
 
         Raises:
-            ConfigurationError: The URL or the token is invalid, or both a token and a login in the URL were given.
+            ConfigurationError: The URL or the token is invalid, both a token and a login in the URL were given, or
+                the name is a folder with a measured ability, which a server cannot read.
             MissingDependencyError: The extra ``openai`` is not installed.
         """
         read_credentials(self.url, self.token or os.environ.get(TOKEN))
+        # The server would judge an unknown LLM instead, and skip retrieval for what the measured one does not know.
+        if self.llm_name and not self.llm_name_source and read_measured(self.llm_name) is not None:
+            raise ConfigurationError(
+                f"A decision server cannot read the measured ability in {self.llm_name!r}.",
+                hint="Start the server with it: rgate serve --llm-name FOLDER; and omit llm_name= here.",
+            )
 
     def answer_gate(self) -> Gate:
         """Return this gate. If the server's gate cannot judge partial answers, the server judges the question."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -189,13 +190,25 @@ def as_retriever(source: Any) -> Retriever:
     The object is recognised by its methods, so neither framework has to be imported.
 
     Raises:
-        ConfigurationError: The object is none of these.
+        ConfigurationError: The object is none of these, or async.
     """
+    hint = (
+        "Pass a retriever, a LangChain vector store, a LlamaIndex index, a function of a query, or an object with "
+        "search(queries, k)."
+    )
+    # First, because a class has the methods of its instances.
+    if isinstance(source, type):
+        raise ConfigurationError(
+            f"The class {source.__name__} cannot search, but its instances may.", hint=hint
+        )
+    # A framework's retriever, which is known by its asynchronous method, may have a `search` of its own.
+    is_own = _has(source, "search") and not (_has(source, "aretrieve") or _has(source, "ainvoke"))
+    if iscoroutinefunction(source.search if is_own else source):
+        raise ConfigurationError("An async function cannot search: searches run in threads.", hint=hint)
     # Before `search`, which LangChain's stores have with another signature.
     if _has(source, "similarity_search"):
         return SearchFunction(lambda query, k: source.similarity_search(query, k=k))
-    # A framework's retriever, which is known by its asynchronous method, may have a `search` of its own.
-    if _has(source, "search") and not (_has(source, "aretrieve") or _has(source, "ainvoke")):
+    if is_own:
         return source
     if _has(source, "retrieve"):
         return SearchFunction(lambda query, _: source.retrieve(query))
@@ -203,16 +216,10 @@ def as_retriever(source: Any) -> Retriever:
         return SearchFunction(lambda query, _: source.invoke(query))
     if _has(source, "as_retriever"):
         return SearchFunction(lambda query, k: source.as_retriever(similarity_top_k=k).retrieve(query))
-    # Last, because runnables and stores may be callable, too. A class is a mistake: its instance was meant.
-    if callable(source) and not isinstance(source, type):
+    # Last, because runnables and stores may be callable, too.
+    if callable(source):
         return SearchFunction(lambda query, _: source(query))
-    raise ConfigurationError(
-        f"The class {source.__name__} cannot search, but its instances may."
-        if isinstance(source, type)
-        else f"An object of type {type(source).__name__} cannot search.",
-        hint="Pass a retriever, a LangChain vector store, a LlamaIndex index, a function of a query, or an "
-        "object with search(queries, k).",
-    )
+    raise ConfigurationError(f"An object of type {type(source).__name__} cannot search.", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,10 @@ from rgate_integrations.serving.wire import (
     QueriesResponse,
     SystemOneRequest,
     SystemOneResponse,
+    describe_errors,
     problem,
 )
 
-# A body with many questions may have hundreds of errors, and the first few show what is wrong.
-_MAX_ERRORS = 5  # validation errors in a response
 _MAX_PAUSE = 30.0  # seconds between two attempts to load the model
 
 Milliseconds = Annotated[
@@ -128,12 +127,8 @@ class DecisionRoutes:
                 error.status_code, "HTTPError", str(error.detail), "See /openapi.json for the routes."
             )
         if isinstance(error, RequestValidationError):
-            messages = []
-            # The input is left out: it may be a long question, which does not belong in a log.
-            for detail in error.errors()[:_MAX_ERRORS]:
-                field = ".".join(map(str, detail["loc"][1:]))
-                messages.append(f"{field[:100]}: {detail['msg']}")
-            return problem(422, "InvalidRequest", "; ".join(messages), "See /openapi.json for the format.")
+            message = describe_errors(error.errors(), error.body)
+            return problem(422, "InvalidRequest", message, "See /openapi.json for the format.")
         kind = type(error).__name__
         self.service.metrics.errors.labels(kind).inc()
         if isinstance(error, QueueFullError):

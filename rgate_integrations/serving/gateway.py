@@ -281,8 +281,7 @@ class GatewayCall(QuestionCall):
     """
 
     def __init__(self, gateway: Gateway, llm_request: LLMRequest) -> None:
-        # Cut to the length that `LLMName` allows, because clients choose the name, and the cache keeps it.
-        gates = gateway.service.gates(str(llm_request.body.get("model") or "")[:200])
+        gates = gateway.service.gates(str(llm_request.body.get("model") or ""))
         # A new strategy for each request, because its model and its options say whether the LLM thinks.
         answer_first = gateway.strategy.answer_first if llm_request.can_be_judged_early else None
         strategy = replace(

@@ -36,7 +36,7 @@ _STRUCTURED = frozenset(
         "json_schema",
     )
 )
-_MAX_EARLIER_MESSAGES = 1_000
+_MAX_EARLIER = 1_000  # earlier messages or lines
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,26 @@ def parse_turn(messages: list[Any], index: int) -> UserTurn | None:
 
     None if that message is not by the user, or has no text. Only the last 1,000 earlier messages are read.
     """
-    last = _MESSAGES.validate_python([messages[index]])
-    if not last or last[0].role != "user" or not last[0].text.strip():
+    question = _user_text(messages[index])
+    if not question:
         return None
-    given = messages[max(0, index - _MAX_EARLIER_MESSAGES) : index + 1]
+    given = [*keep_latest(messages[:index]), messages[index]]
     earlier = _MESSAGES.validate_python(list(map(_as_answer, given[:-1], given[1:])))
     history = tuple(f"{message.role}: {message.text}" for message in earlier if message.text)
-    return UserTurn(last[0].text, history)
+    return UserTurn(question, history)
+
+
+def _user_text(message: Any) -> str:
+    """Return the text of a message of the user; empty if it has only white space, or is none."""
+    for read in _MESSAGES.validate_python([message]):
+        if read.role == "user" and read.text.strip():
+            return read.text
+    return ""
+
+
+def keep_latest(history: Any) -> Any:
+    """Return the last 1,000 items of a list, since the rest is too far back to matter; any other value unchanged."""
+    return history[-_MAX_EARLIER:] if isinstance(history, list) else history
 
 
 def _as_answer(message: Any, following: Any) -> Any:
@@ -244,16 +257,21 @@ class LLMRequest:
 
 
 def _last_user_turn(messages: list[Any]) -> int:
-    """Return the index of the user's last message.
+    """Return the index of the user's last message, or of the last one with text among the user's last ones in a row.
 
     Raises:
-        UndecidedError: The user sent no message, or a tool result or unknown message follows the user's last one.
+        UndecidedError: The user's last messages have no text, or a tool result or unknown message follows them.
     """
-    for index in range(len(messages) - 1, -1, -1):
+    is_by_user = False
+    for index in range(len(messages) - 1, -1, -1)[:_MAX_EARLIER]:
         role = messages[index].get("role") if isinstance(messages[index], dict) else None
         if role == "user":
-            return index
+            if _user_text(messages[index]):
+                return index
+            is_by_user = True  # an image, for example: what is asked about it may be in the message before
+        elif is_by_user:
+            break
         # After a tool's result, the LLM is in the middle of its work, and the user has not asked anything new.
-        if role not in ("assistant", "system", "developer"):
+        elif role not in ("assistant", "system", "developer"):
             raise UndecidedError("tool-result")
     raise UndecidedError("no-question")

@@ -28,6 +28,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Requests name the LLM, so clients could otherwise fill the memory.
 _MAX_LLMS = 64
+_MAX_NAME = 400  # characters, as many as are read of an LLM's name
 
 LLM_NAME_SOURCE = "the request"
 """What decisions report as the source of the LLM's name if the client's request named it."""
@@ -144,8 +145,8 @@ class DecisionService:
             name_source: Where the client found the name; empty if its user gave it. Only a name that a user gave
                 overrides the one that the server was started with.
         """
-        # Only the last part, because a path could name a folder on the server.
-        name = llm.rpartition("/")[2].lstrip(".")
+        # Cut, because clients choose the name, and the cache keeps it. With a source, it is never read as a folder.
+        name = llm[:_MAX_NAME].strip()
         return self._gates(name, (name_source or CLIENT) if name else "")
 
     async def decide(

@@ -8,18 +8,19 @@ between ``retrieve`` and ``direct``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.responses import Response
 
 from rgate_integrations.answering.query_plan import QueryPlan
 from rgate_integrations.decision import Decision, Draft, Text, Threshold
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.serving.llm_requests import parse_question
+from rgate_integrations.serving.llm_requests import keep_latest, parse_question
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """HTTP methods that clients may use, and that the gateway forwards."""
@@ -29,11 +30,11 @@ NO_LLM = "rgate"
 
 # Servers and proxies limit the size of headers, often to 8 KiB in total.
 _MAX_LINE = 300
+# A body with many questions may have thousands of errors, and the first few show what is wrong.
+_MAX_READ_ERRORS, _MAX_ERRORS = 100, 5
+_MAX_FIELD = 100  # characters of a field's name in an error
 _KEPT = "".join(map(chr, range(32, 127))).replace("%", "")
 _IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
-
-LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
-"""Name of the LLM whose knowledge is judged; empty for the one that the server was started for."""
 
 
 class DecideItem(BaseModel):
@@ -47,7 +48,8 @@ class DecideItem(BaseModel):
     question: Text
     draft: Text | Draft | None = None
     popularity: float | None = None
-    history: list[Text] = []
+    # Cut before it is checked: a body may have millions of lines, and all clients would wait while they are read.
+    history: Annotated[list[Text], BeforeValidator(keep_latest)] = Field(default=[], fail_fast=True)
     threshold: Threshold | None = None
     passages: list[FoundPassage] = Field(default=[], max_length=100)
 
@@ -63,7 +65,7 @@ class DecideRequest(BaseModel):
 
     # At most half of the server's default queue, so that a single request cannot fill it.
     questions: list[str | DecideItem] = Field(min_length=1, max_length=256)
-    llm: LLMName = ""
+    llm: Text = ""
     llm_name_source: Annotated[str, Field(max_length=100)] = ""
 
     def items(self) -> list[DecideItem]:
@@ -112,7 +114,7 @@ class SystemOneRequest(BaseModel):
 
     state: str | dict[str, Any] | list[Any]
     questions: dict[Text, SystemOneQuestion] = Field(min_length=1, max_length=64)
-    model: LLMName = NO_LLM
+    model: Text = NO_LLM
 
     def item(self) -> DecideItem:
         """Return the user's question with the turns before it.
@@ -203,6 +205,39 @@ def problem(
     """Return an error response; ``kind`` is the error's ``type`` in its body."""
     body = ProblemResponse(error=Problem(message=message, type=kind, hint=hint))
     return Response(body.model_dump_json(), status, headers, media_type="application/json")
+
+
+def describe_errors(errors: Sequence[Mapping[str, Any]], body: object) -> str:
+    """Return what is wrong with an invalid request, with the fields named as in its body.
+
+    Pydantic also names the types of a union that it tried, such as ``str``, and lists the errors of each. These names
+    are left out, and so are errors about a whole value if others are about its parts. The values are left out, too:
+    one may be a long question, which does not belong in a log.
+    """
+    messages: dict[tuple[Any, ...], list[str]] = {}
+    for error in islice(errors, _MAX_READ_ERRORS):
+        source, *location = error["loc"]
+        value: Any = body
+        path = []
+        for step in location:
+            # A step that leads nowhere is the name of a type.
+            if (isinstance(value, dict) and step in value) or (
+                isinstance(value, list) and isinstance(step, int)
+            ):
+                path.append(step)
+                value = value[step]
+        if source != "body":
+            path = location
+        elif error["type"] == "missing":
+            path.append(location[-1])
+        messages.setdefault(tuple(path), []).append(error["msg"].removeprefix("Value error, "))
+    wholes = {path[:end] for path in messages for end in range(len(path))}
+    described = [
+        f"{'.'.join(map(str, path))[:_MAX_FIELD]}: {', or: '.join(alternatives)}"
+        for path, alternatives in messages.items()
+        if path not in wholes
+    ]
+    return "; ".join(described[:_MAX_ERRORS])
 
 
 def one_line(text: str) -> str:
