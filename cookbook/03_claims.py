@@ -83,7 +83,7 @@ figure.tight_layout()
 
 # %% [markdown]
 # One made-up example shows how it works, not how well. On 1,000 real multi-hop questions claims and question
-# together find 82.4 % of the needed passages in the first ten, the question alone 79.4 %:
+# together find 82.4 % of the needed passages in the first ten, the question alone 79.5 %:
 # `docs/benchmarks/retrieval.md` (hybrid search with MiniLM).
 #
 # **Next:** in LangChain `gate.guard(retriever, filter_claims=True)` does all of this, and `ClaimQueryRewriter` the
