@@ -14,12 +14,14 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex, fuse
 # %% [markdown]
 # ## A question that needs two passages
 #
-# Your LLM would write the draft; here it is a recorded answer. It names the city, Oulu, which the question does
-# not.
+# Your LLM would write the draft; here it is a recorded answer. It names the sister, which the question does not.
 
 # %%
-question = "In which year was the university of the birthplace of Aarno Maliniemi founded?"
-draft = "Aarno Maliniemi was born in Oulu. The University of Oulu was founded in 1958. Finland is in Europe."
+question = "When did the physician die who was a sister of Marie Curie?"
+draft = (
+    "Marie Curie won two Nobel Prizes. Her sister Bronislawa Dluska was a physician. "
+    "Bronislawa Dluska died in 1939 in Warsaw."
+)
 gate = load_gate("default-answer")
 decision = gate.decide(question, draft=draft)
 print(decision.retrieve, decision.reason)
@@ -44,17 +46,20 @@ print([query.text for query in plan.queries])
 
 # %%
 passages = [
-    Passage("birth", "Aarno Maliniemi was a Finnish historian, born in Oulu in 1892."),
-    Passage("university", "The University of Oulu was founded in 1958 in northern Finland."),
-    Passage("helsinki", "The University of Helsinki was founded in Turku in 1640."),
-    Passage("historians", "Many historians study the year in which universities were founded."),
-    Passage("birthplace", "A birthplace is the place where a person was born."),
-    Passage("finland", "Finland is a Nordic country in northern Europe."),
-    Passage("maliniemi", "Maliniemi is a Finnish surname."),
-    Passage("founding", "The founding year of a university is often disputed."),
+    Passage(
+        "sister",
+        "Bronislawa Dluska, the elder sister of Marie Curie, was one of Poland's first women doctors.",
+    ),
+    Passage("death", "Bronislawa Dluska headed the Radium Institute in Warsaw, where she died in 1939."),
+    Passage("curie", "Marie Curie died in Passy in 1934."),
+    Passage("helena", "Helena, another sister of Marie Curie, was a teacher."),
+    Passage("pierre", "The physicist Pierre Curie, who died in 1906, was the husband of Marie Curie."),
+    Passage("irene", "Irene, the daughter of Marie Curie, was a chemist."),
+    Passage("physicians", "A physician says when and why a patient died."),
+    Passage("brother", "Jozef, the brother of Marie Curie, was a physician."),
 ]
 index = HybridIndex(PassageIndex.build(passages))
-needed = {"birth", "university"}
+needed = {"sister", "death"}
 
 
 def recall(queries, k):
@@ -78,7 +83,7 @@ figure.tight_layout()
 
 # %% [markdown]
 # One made-up example shows how it works, not how well. On 1,000 real multi-hop questions claims and question
-# together find 82.4 % of the needed passages in the first ten, the question alone 79.4 %:
+# together find 82.4 % of the needed passages in the first ten, the question alone 79.5 %:
 # `docs/benchmarks/retrieval.md` (hybrid search with MiniLM).
 #
 # **Next:** in LangChain `gate.guard(retriever, filter_claims=True)` does all of this, and `ClaimQueryRewriter` the

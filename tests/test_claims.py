@@ -108,6 +108,18 @@ ITS = Draft(text="It was late.")
         ("Where was the composer Aarno Maliniemi born?", ITS, ["Aarno Maliniemi was late."]),
         ("who sings let it be", ITS, ["sings let it be was late."]),
         ("???", ITS, ["??? was late."]),
+        # Regression: it was "List", and "Phone 15".
+        ("List the parts of the X200.", ITS, ["X200 was late."]),
+        ("When did Apple show the iPhone 15?", ITS, ["iPhone 15 was late."]),
+        # Regression: marks of Markdown were claims, such as "1." and "```", and left no room for others.
+        (
+            "How is the X200 reset?",
+            Draft(
+                text="## X200\n\n1. Press **it** for `10` seconds.\n2. It restarts.\n\n```sh\nreset --now\n```\n"
+                "| a | b |\n|---|---|\n- Its data are lost."
+            ),
+            ["Press it for 10 seconds.", "X200 restarts.", "| a | b |", "X200's data are lost."],
+        ),
         # A last sentence that was cut off is left out, unless it is the only one.
         (
             "Where is Oulu?",

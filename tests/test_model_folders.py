@@ -227,21 +227,52 @@ def test_an_embedder_is_not_read_from_a_pickle(embedder, tmp_path):
             embed(folder)
 
 
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A function that moves a folder into the Hub's cache, as that of ``own/NAME``; nothing else is on the Hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def move(folder, name):
+        repository, commit = tmp_path / "hub" / f"models--own--{name}", "0" * 40
+        shutil.copytree(folder, repository / "snapshots" / commit)
+        write_atomically(repository / "refs" / "main", commit)
+        return f"own/{name}"
+
+    return move
+
+
+def test_where_downloads_are_forbidden_no_hub_id_is_looked_up(hub, llm, embedder, tmp_path, monkeypatch):
+    """Regression: each look-up took 20 seconds in a container without a network, also for what is in the cache."""
+    looked_up = []
+
+    def look_up(host, *_, **__):
+        looked_up.append(host)
+        raise RuntimeError("no network")  # the Hub's client would ask again after a socket's own errors
+
+    monkeypatch.setattr("socket.getaddrinfo", look_up)
+    adapter = hub(save_lora(llm, tmp_path / "adapter"), "adapter")
+    model = load(hub(llm, "llm"))
+    load_adapter(model, adapter, "own")
+    assert embed(hub(embedder, "embedder")).shape == (2, 32)
+    for missing in (load, embed):
+        with pytest.raises(ModelLoadError) as caught:
+            missing("own/missing")
+        assert "must be in Hugging Face's cache, because RGATE_OFFLINE=1" in caught.value.hint
+    with pytest.raises(ModelLoadError):
+        load_adapter(model, "own/missing", "missing")
+    assert looked_up == []
+
+
 @pytest.mark.parametrize("on_hub", [False, True])
-def test_an_adapter_is_not_read_from_a_pickle(llm, tmp_path, monkeypatch, on_hub):
-    """Also of a Hub id, whose files are in the Hub's cache, with the network off."""
-    commit = "0" * 40
-    repository = tmp_path / "hub" / "models--own--adapter"
-    folder = repository / "snapshots" / commit
+def test_an_adapter_is_not_read_from_a_pickle(hub, llm, tmp_path, on_hub):
+    """Also of a Hub id, whose files are in the Hub's cache."""
+    folder = tmp_path / "adapter"
     save_lora(llm, folder)
     load_adapter(load(llm), str(folder), "own")
     pickled(folder, "adapter_model.safetensors", "adapter_model.bin")
-    write_atomically(repository / "refs" / "main", commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
-        load_adapter(load(llm), "own/adapter" if on_hub else str(folder), "own")
+        load_adapter(load(llm), hub(folder, "adapter") if on_hub else str(folder), "own")
 
 
 # --- the identity of an embedder ---------------------------------------------------------------------------

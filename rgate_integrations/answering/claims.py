@@ -195,6 +195,9 @@ class ModelRewriter:
         return claims
 
 
+# The Markdown of LLMs' answers: code, headings, and the marks of lists, quotations, tables and emphasis.
+_CODE_BLOCK = re.compile(r"^ *(```|~~~).*?(?:^ *\1|\Z)", re.DOTALL | re.MULTILINE)
+_MARKS = re.compile(r"^[ \t]*(?:#+ .*|(?:(?:[-*+•>]|\d{1,3}[.)])[ \t]+)+)|^[ \t|:-]+$|\*\*|`", re.MULTILINE)
 _ABBREVIATION = re.compile(
     r"(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[A-Z]|\w(?:\.\w)+)\.$"
 )
@@ -214,7 +217,13 @@ _EMPTY = re.compile(
 _NAME = r"(?:[A-Z][\w'’.&-]*|\d+)(?=\s|[,?.!]|$)"
 _ENTITY = re.compile(
     r"\"[^\"]{2,80}\"|“[^”]{2,80}”"
-    rf"|(?:[A-Z][\w'’.&-]*|\d{{4}})(?:\s+(?:(?:of|the|de|la|van|von|and|in|for|on|&)\s+)*{_NAME})*"
+    rf"|(?:\b[a-z]{{0,3}}[A-Z][\w'’.&-]*|\d{{4}})(?:\s+(?:(?:of|the|de|la|van|von|and|in|for|on|&)\s+)*{_NAME})*"
+)
+# What a request begins with; its capital letter makes no name of it.
+_ASKS = re.compile(
+    r"^(?:please )?(?:tell|give|list|name|explain|describe|show|find|compare|define|summari[sz]e)\b(?: me\b)?"
+    r"(?=\W+\w)",  # unless nothing follows
+    re.IGNORECASE,
 )
 _QUESTION_WORDS = frozenset(
     re.findall(
@@ -236,6 +245,7 @@ def subject(question: str) -> str:
     Names are quoted titles, years, and runs of capitalised words.
     """
     longest = ""
+    question = _ASKS.sub("", question)
     for match in _ENTITY.finditer(question):
         words = match.group().strip('"“”').rstrip("?.,!").split()
         named = dropwhile(lambda word: word.lower() in _QUESTION_WORDS, words)
@@ -255,7 +265,8 @@ def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
     added to queries that lack it. Refusals, introductory words such as "However,", and a truncated last
     sentence (unless it is the only one) are left out.
     """
-    sentences = split_sentences(draft.text) if draft is not None else []
+    text = "" if draft is None else _MARKS.sub("", _CODE_BLOCK.sub("", draft.text))
+    sentences = split_sentences(text)
     if draft is not None and not draft.finished and len(sentences) > 1 and sentences[-1][-1] not in ".!?":
         sentences.pop()
     topic = subject(question)

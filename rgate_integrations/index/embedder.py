@@ -14,7 +14,7 @@ from rgate_integrations.errors import needs_extra
 from rgate_integrations.index.retriever import check_list
 from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER, Encoder, Prefix
-from rgate_integrations.models.pretrained import load_errors, quiet, refuse_pickles
+from rgate_integrations.models.pretrained import load_errors, offline, quiet, refuse_pickles
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.threads import ForkSafeLock
@@ -122,8 +122,9 @@ class _SharedModel:
             quiet(),
         ):
             refuse_pickles(self._where)
+            options = {"use_safetensors": True, "adapter_kwargs": offline()}
             model = SentenceTransformer(
-                self._where, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+                self._where, trust_remote_code=False, model_kwargs=options, **offline()
             )
 
         # Sentence-transformers models add their own prefix.

@@ -296,9 +296,9 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
 
 
 def forbid_downloads() -> None:
-    """Forbid first-use downloads of catalogue entries in this process. Servers call this: their clients would wait.
+    """Forbid first-use downloads of models in this process. Servers call this: their clients would wait.
 
-    `rgate_integrations.models.download.download` and Hugging Face's downloads of Hub ids are still allowed.
+    `rgate_integrations.models.download.download` and downloads of gates by their Hub ids are still allowed.
     """
     _serving.set()
 

@@ -38,7 +38,7 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
     import torch
     import transformers
 
-    where = resolve_model(name)
+    where, options = resolve_model(name), offline()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
@@ -51,8 +51,9 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
             attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
-            local_files_only=bool(find_download_obstacle()),
+            adapter_kwargs=options,  # an adapter beside the model is looked up with these alone
             output_loading_info=True,
+            **options,
         )
         # transformers fills them with random numbers, which it only logs.
         check_weights(loading["missing_keys"])
@@ -79,12 +80,18 @@ def load_tokenizer(name: str) -> Any:
 
     where = resolve_model(name)
     with load_errors(f"The model {name!r}"), quiet():
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            where, trust_remote_code=False, local_files_only=bool(find_download_obstacle())
-        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False, **offline())
     if tokenizer.pad_token_id is None:  # any token will do, because padding is masked out
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
+
+
+def offline() -> dict[str, bool]:
+    """Return the option that keeps Hugging Face's libraries from looking up a Hub id where downloads are forbidden.
+
+    Each look-up without a network takes 20 seconds, and a gate whose model is missing repeats it at every decision.
+    """
+    return {"local_files_only": bool(find_download_obstacle())}
 
 
 def check_weights(missing: Collection[str]) -> None:
@@ -108,6 +115,8 @@ def load_errors(
     except (
         Exception
     ) as error:  # a damaged folder makes the libraries raise anything, such as a SafetensorError
+        if (obstacle := find_download_obstacle()) and isinstance(error, OSError):
+            hint = f"If it is a Hub id, it must be in Hugging Face's cache, because {obstacle}. {hint}"
         raise ModelLoadError(f"{what} could not be loaded: {first_line(error)}", hint=hint) from error
 
 
@@ -128,15 +137,17 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         from peft import PeftConfig
         from transformers.utils import cached_file
 
-        config = PeftConfig.from_pretrained(adapter)
+        config = PeftConfig.from_pretrained(adapter, **offline())
         # Raises if the safetensors file is missing: despite its options, the model would then unpickle another file.
-        cached_file(adapter, _ADAPTER_WEIGHTS)
+        weights = cached_file(adapter, _ADAPTER_WEIGHTS, **offline())
         if getattr(config, "alora_invocation_tokens", None):
             raise ValueError("it is an activated LoRA, which is not supported")
         # For a second adapter, peft warns that the first one's weights are missing, which is wrong.
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            loading = model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
+            # From the folder of the file: transformers would look up a Hub id once more.
+            folder = str(Path(str(weights)).parent)
+            loading = model.load_adapter(folder, adapter_name=name, peft_config=config, use_safetensors=True)
         # Those of other adapters count as missing, too.
         missing = getattr(loading, "missing_keys", ())  # transformers 5.0 returns nothing
         check_weights([key for key in missing if f".{name}." in key])
