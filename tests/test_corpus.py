@@ -511,6 +511,20 @@ def test_what_asks_nothing_is_not_searched_unless_it_names_something_of_the_corp
 
 
 @pytest.mark.model
+def test_a_question_about_the_corpus_retrieves_however_much_it_looks_like_a_task():
+    """Regression: everybody knows how to bake a cake, but not how long Aunt Mette bakes hers."""
+    recipes = [
+        "Aunt Mette's carrot cake: flour, sugar and three carrots. Bake at 175 degrees for 50 minutes.",
+        "Pancakes: two eggs, 300 ml of milk, flour. Fry them in butter.",
+        "Lentil soup: simmer red lentils with cumin for 25 minutes.",
+    ]
+    gate = load_gate(corpus=CorpusProfile.from_texts(recipes, "recipes"), on_error="raise")
+    asked = ["How long do I bake the carrot cake?", "Thanks! And how long do I bake the carrot cake?"]
+    assert [decision.corpus for decision in gate.decide_batch(asked)] == ["recipes", "recipes"]
+    assert not any(d.retrieve for d in gate.decide_batch(["What is 7 times 8?", "Thanks for the cake!"]))
+
+
+@pytest.mark.model
 @pytest.mark.parametrize(
     "prompt",
     [
