@@ -144,6 +144,13 @@ PAYLOADS = {
         f"<request>\n  <session>a81f-22</session>\n  <locale>en-US</locale>\n  <text>{text}</text>\n"
         "  <max_tokens>300</max_tokens>\n</request>"
     ),
+    "fenced JSON": lambda text: f"```json\n{json.dumps({'query': text, 'top_k': 5}, indent=2)}\n```",
+    "JSON after a label": lambda text: f"Input: {json.dumps({'query': text, 'top_k': 5, 'lang': 'en'})}",
+    "JSON before a label": lambda text: f"{json.dumps({'query': text, 'lang': 'en'})}\nOutput:",
+    "printed dict": lambda text: repr({"query": text, "top_k": 5, "stream": False}),
+    "printed object": lambda text: f"HumanMessage(content={text!r}, additional_kwargs={{}})",
+    "call": lambda text: f'search(query="{text}", limit=5)',
+    "CSV": lambda text: f'48213,2026-11-30,web,"{text}",en',
     "mail": lambda text: f"<div>Hi there,</div><div><br></div><div>{text}</div><div>Best,<br>Ana</div>",
 }
 
@@ -182,6 +189,16 @@ def test_a_request_in_json_or_markup_is_decided_as_it_is_alone(form):
         ("{}", "{}"),
         ('{"a": ""}', '{"a": ""}'),
         ("{when is it due?}", "{when is it due?}"),
+        ('Input: {"q": "When is it due?"}\n\nOutput:', "Input:\nWhen is it due?\nOutput:"),
+        ('{"q": "When is it?"}\n{"q": "a", "b": 1}', "When is it?\nq: a, b: 1"),
+        ('Name this talk.\n[{"a": "When is it?"}]', 'Name this talk.\n[{"a": "When is it?"}]'),
+        ("{'q': \"What's due?\", 'n': 5}", "{'q': \nWhat's due?\n, 'n': 5}"),
+        ('f(q="Is \\"it\\" due?", n=1)', 'f(q=\nIs "it" due?\n, n=1)'),
+        ('Cited as ("people also ask"), "she said" and: "is it due?"',) * 2,
+        ('{"a":' * 15_000,) * 2,
+        ("{[]" * 30_000,) * 2,
+        ("[" * 900 + "[]," * 30_000 + "[]" + "]" * 900,) * 2,
+        ('="\\' * 30_000,) * 2,
         ("[1] Who wrote Hamlet?", "[1] Who wrote Hamlet?"),
         ("[" * 50_000 + "]" * 50_000, "[" * 50_000 + "]" * 50_000),
         (f'{{"a": {"9" * 5_000}}}', f'{{"a": {"9" * 5_000}}}'),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -299,6 +299,14 @@ def _role(label: re.Match[str]) -> str:
 # --- JSON and markup -----------------------------------------------------------------------------------------------
 
 _MAX_UNFOLDED = 100_000  # characters; of a longer request, only the beginning and the end are read
+_MAX_FAILURES = 20  # each may read the rest of the text
+_JSON = json.JSONDecoder(object_pairs_hook=tuple)  # pairs, because a key may occur twice
+_BRACKET = re.compile(r"[{\[]")
+_LITERAL = re.compile(  # in code, not in prose: f("…"), {'key': "…"}, key="…", or a field of CSV
+    r"""(?:(?<=\w\()|(?<=[=,\[{])|(?<=["']:)|(?<=["']: ))"""
+    r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')(?=[,)}\]\s;&]|$)"""
+)
+_ESCAPE = re.compile(r"\\(.)")
 _TAG = re.compile(r"<(/?)([A-Za-z][\w:-]*)\s*/?>")
 _INLINE_TAG = re.compile(r"</?(?:b|br|code|em|i|mark|small|span|strong|sub|sup|u)\s*/?>", re.IGNORECASE)
 _CLOSING_TAG = re.compile(r"</[\w:-]+>$")
@@ -310,28 +318,63 @@ def unfold(text: str) -> str:
     The first line has all values of a single word, such as settings, with their keys. The others follow, each on a
     line of its own. Without the syntax between them, the heads judge each text better. Messages in JSON keep their
     roles, as in a transcript. Tags around several lines stay, because they may say what these are: a context, or a
-    history.
+    history. Within other text, objects of JSON become lines, too, but not lists, which are mostly data of a task;
+    without JSON, quoted strings of several words in calls, settings and CSV do.
 
-    >>> unfold('{"locale": "en", "top": 3, "q": "When is it due?"}')
-    'locale: en, top: 3\nWhen is it due?'
+    >>> unfold('Input: {"locale": "en", "top": 3, "q": "When is it due?"}')
+    'Input:\nlocale: en, top: 3\nWhen is it due?'
+    >>> unfold("search(query='When is it due?')")
+    'search(query=\nWhen is it due?\n)'
     """
     if len(text) > _MAX_UNFOLDED:
         return text
+    lines = _to_lines(_markup_values(text))
+    if lines:
+        return lines
+    parts, end, after, failures = [], 0, 0, 0
+    for bracket in _BRACKET.finditer(text):
+        start = bracket.start()
+        if start < after or failures == _MAX_FAILURES:
+            continue
+        try:
+            value, stop = _JSON.raw_decode(text, start)
+            lines = _to_lines(_json_values(value))
+        except (ValueError, RecursionError):
+            lines = ""
+        if not lines:
+            failures += 1
+            continue
+        after = stop
+        if text[start] == "{" or after - start == len(text):
+            parts += [text[end:start], lines]
+            end = after
+    if not after:
+        return _LITERAL.sub(_unquote, text).strip()
+    if not parts:
+        return text
+    return "\n".join(part.strip() for part in (*parts, text[end:]) if part.strip())
+
+
+def _to_lines(values: Iterable[tuple[str, str]]) -> str:
+    """Return a line of all values of a single word, with their names, and a line for each other value."""
     words, texts = [], []
-    for key, value in _json_values(text) if text[:1] in ("{", "[") else _markup_values(text):
+    for name, value in values:
         if count_words(value) > 1:
             texts.append(value)
         elif value:
-            words.append(f"{key}: {value}" if key else value)
-    return "\n".join([", ".join(words), *texts]).strip() or text
+            words.append(f"{name}: {value}" if name else value)
+    return "\n".join([", ".join(words), *texts]).strip()
 
 
-def _json_values(text: str) -> Iterator[tuple[str, str]]:
+def _unquote(literal: re.Match[str]) -> str:
+    """Return a quoted string of several words on a line of its own, any other as it is."""
+    value = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], literal[1][1:-1])
+    return f"\n{value}\n" if count_words(value) > 1 else literal[0]
+
+
+def _json_values(decoded: object) -> Iterator[tuple[str, str]]:
     """Yield each value as text, with its key; a key of several words is a text, too."""
-    try:
-        rest = [("", json.loads(text, object_pairs_hook=tuple))]  # pairs, because a key may occur twice
-    except (ValueError, RecursionError):
-        return
+    rest: list[tuple[str, Any]] = [("", decoded)]
     while rest:  # not recursive: nested lists would take quadratic time
         key, value = rest.pop()
         if isinstance(value, list):
