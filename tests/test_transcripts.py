@@ -150,6 +150,8 @@ PAYLOADS = {
     "printed dict": lambda text: repr({"query": text, "top_k": 5, "stream": False}),
     "printed object": lambda text: f"HumanMessage(content={text!r}, additional_kwargs={{}})",
     "call": lambda text: f'search(query="{text}", limit=5)',
+    "pasted twice": lambda text: f"{text} {text}",
+    "pasted three times": lambda text: "\n\n".join([text] * 3),
     "CSV": lambda text: f'48213,2026-11-30,web,"{text}",en',
     "mail": lambda text: f"<div>Hi there,</div><div><br></div><div>{text}</div><div>Best,<br>Ana</div>",
 }
@@ -157,7 +159,7 @@ PAYLOADS = {
 
 @pytest.mark.model
 @pytest.mark.parametrize("form", PAYLOADS)
-def test_a_request_in_json_or_markup_is_decided_as_it_is_alone(form):
+def test_a_request_in_another_form_is_decided_as_it_is_alone(form):
     """Regression: settings made requests retrieve that need nothing; private ones were skipped after examples."""
     gate = load_gate(on_error="raise")
     needy = [

@@ -114,6 +114,22 @@ def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> lis
     return lines
 
 
+def drop_repeated(text: str) -> str:
+    r"""Return a request that is pasted twice or three times only once; any other text as it is.
+
+    Repeated segments within other text stay: they are part of what a task is about.
+
+    >>> drop_repeated("When is it due? When is it due?"), drop_repeated("Sort:\nb\nb")
+    ('When is it due?', 'Sort:\nb\nb')
+    """
+    parts = segments(text)
+    for times in (2, 3):
+        once = parts[: len(parts) // times]
+        if once * times == parts:
+            return "\n".join(once) or text
+    return text
+
+
 def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
     """Return whether a sentence ends between two words."""
     bare = word.rstrip(_CLOSERS)
