@@ -153,6 +153,10 @@ PAYLOADS = {
     "pasted twice": lambda text: f"{text} {text}",
     "pasted three times": lambda text: "\n\n".join([text] * 3),
     "CSV": lambda text: f'48213,2026-11-30,web,"{text}",en',
+    "XML with attributes": lambda text: (
+        f'<?xml version="1.0"?>\n<message id="48213" lang="en"><text>{text}</text></message>'
+    ),
+    "HTML with attributes": lambda text: f'<div dir="ltr"><p class="MsoNormal">{text}</p></div>',
     "mail": lambda text: f"<div>Hi there,</div><div><br></div><div>{text}</div><div>Best,<br>Ana</div>",
 }
 
@@ -183,7 +187,12 @@ def test_a_request_in_another_form_is_decided_as_it_is_alone(form):
         ('{"text": "\\u4ec0\\u4e48\\u65f6\\u5019"}', "什么时候"),
         ("<r><lang>en</lang><q>When is it due?</q></r>", "lang: en\nWhen is it due?"),
         ("<p>Hi all,</p>\n<p>is <b>it</b> in&nbsp;stock?</p>", "Hi all,\nis  it  in\xa0stock?"),
-        ('<q><i at="When?"/><v>ok thanks</v></q>', '<i at="When?"/>\nok thanks'),
+        ('<q><i at="When?"/><v>ok thanks</v></q>', "at: When?\nok thanks"),
+        ('<q><i at="Who did?"/><v>ok thanks</v></q>', '<i at="Who did?"/>\nok thanks'),
+        ('<div dir="ltr"><p style="margin: 0">is it due?</p></div>', "is it due?"),
+        ('<?xml version="1.0" encoding="UTF-8"?>\n<a id="A&amp;7">is it due?</a>', "id: A&7\nis it due?"),
+        ("<a " + 'style="b" ' * 20_000 + "</a>",) * 2,
+        ("<a" + " " * 90_000 + "</a>",) * 2,
         ("<context>\na b\nc\n</context>\n<q>When?</q>", "<context>\na b\nc\n</context>\n<q>When?</q>"),
         ("<user> a <assistant> b", "<user> a <assistant> b"),
         ("<b>When?</b>", "<b>When?</b>"),

@@ -323,7 +323,12 @@ _LITERAL = re.compile(  # in code, not in prose: f("…"), {'key': "…"}, key="
     r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')(?=[,)}\]\s;&]|$)"""
 )
 _ESCAPE = re.compile(r"\\(.)")
-_TAG = re.compile(r"<(/?)([A-Za-z][\w:-]*)\s*/?>")
+_TAG = re.compile(  # in quotes, only words: an attribute of several words may be a text
+    r"""<(/?)([A-Za-z][\w:-]*)((?:\s+(?:style="[^"<>]*"|[\w:-]+="[^"<>\s]*"))*+)\s*/?>"""
+)
+_ATTRIBUTE = re.compile(r'([\w:-]+)="([^"]*)"')
+_LOOKS = ("class", "dir", "lang", "style")
+_DECLARATION = re.compile(r"<\?xml\s[^<>]*\?>\s*")
 _INLINE_TAG = re.compile(r"</?(?:b|br|code|em|i|mark|small|span|strong|sub|sup|u)\s*/?>", re.IGNORECASE)
 _CLOSING_TAG = re.compile(r"</[\w:-]+>$")
 
@@ -408,11 +413,19 @@ def _json_values(decoded: object) -> Iterator[tuple[str, str]]:
 
 
 def _markup_values(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the text before and after each tag, with the name of the element that it begins, or an empty name."""
+    """Yield the text before and after each tag, with the name of the element that it begins, or an empty name.
+
+    Attributes come after their tag's name, except those that only say what a text looks like.
+    """
+    text = _DECLARATION.sub("", text, count=1) if text.startswith("<?xml") else text
     if not _TAG.match(text) or not _CLOSING_TAG.search(text):
         return
     _, *parts = _TAG.split(_INLINE_TAG.sub(" ", text))
-    values = [html.unescape(value.strip()) for value in parts[2::3]]
-    if not any("\n" in value for value in values):
-        for is_closing, name, value in zip(parts[::3], parts[1::3], values, strict=True):
-            yield "" if is_closing else name, value
+    values = [html.unescape(value.strip()) for value in parts[3::4]]
+    if any("\n" in value for value in values):
+        return
+    for is_closing, name, attributes, value in zip(parts[::4], parts[1::4], parts[2::4], values, strict=True):
+        for key, setting in _ATTRIBUTE.findall(attributes):
+            if key not in _LOOKS:
+                yield key, html.unescape(setting)
+        yield "" if is_closing else name, value
