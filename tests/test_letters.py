@@ -28,6 +28,9 @@ LETTERS = {
     "joiners": "\u200d".join,
     "soft hyphens": "\u00ad".join,
     "emoji behind": lambda text: f"{text} {'😀🎉' * 15}",
+    "emoji by name": lambda text: f":wave: {text} :thinking_face: :+1:",
+    "mention of a bot": lambda text: f"<@U02AB3CD4> {text}",
+    "entities": lambda text: text.replace(" ", "&nbsp;").replace("'", "&#39;"),
     "emoji joined": lambda text: text + "🔥" * 30,
 }
 ENCODINGS = {
@@ -142,6 +145,30 @@ def test_what_is_not_encoded_text(text):
 def test_hostile_text_takes_linear_time(text):
     assert detect_encoding(text) == ""
     assert plain_text(f"{text}é").startswith(text[:9])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<@U02AB3CD4>",
+        ":wave:",
+        "What does <@U02AB3CD4> say?",
+        "at 10:32:11 or 9:15",
+        "a ::b:: c",
+        "x&nbsp",
+        "&#87;",
+    ],
+)
+def test_what_names_more_than_an_emoji_or_the_bot_stays(text):
+    assert plain_text(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", [":a" * 100_000, ":" * 300_000, "<@" * 100_000, " " * 300_000 + "<@", "&lt" * 100_000]
+)
+def test_hostile_names_take_linear_time(text):
+    assert plain_text(f"x{text}x") == f"x{text}x"
+    assert plain_text(text) == text.strip() or not text.strip()
 
 
 @pytest.mark.model

@@ -144,13 +144,27 @@ PAYLOADS = {
         f"<request>\n  <session>a81f-22</session>\n  <locale>en-US</locale>\n  <text>{text}</text>\n"
         "  <max_tokens>300</max_tokens>\n</request>"
     ),
+    "fenced JSON": lambda text: f"```json\n{json.dumps({'query': text, 'top_k': 5}, indent=2)}\n```",
+    "JSON after a label": lambda text: f"Input: {json.dumps({'query': text, 'top_k': 5, 'lang': 'en'})}",
+    "JSON before a label": lambda text: f"{json.dumps({'query': text, 'lang': 'en'})}\nOutput:",
+    "printed dict": lambda text: repr({"query": text, "top_k": 5, "stream": False}),
+    "printed object": lambda text: f"HumanMessage(content={text!r}, additional_kwargs={{}})",
+    "call": lambda text: f'search(query="{text}", limit=5)',
+    "pasted twice": lambda text: f"{text} {text}",
+    "pasted three times": lambda text: "\n\n".join([text] * 3),
+    "log": lambda text: f"2026-11-30T10:32:11Z {text}",
+    "CSV": lambda text: f'48213,2026-11-30,web,"{text}",en',
+    "XML with attributes": lambda text: (
+        f'<?xml version="1.0"?>\n<message id="48213" lang="en"><text>{text}</text></message>'
+    ),
+    "HTML with attributes": lambda text: f'<div dir="ltr"><p class="MsoNormal">{text}</p></div>',
     "mail": lambda text: f"<div>Hi there,</div><div><br></div><div>{text}</div><div>Best,<br>Ana</div>",
 }
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("form", PAYLOADS)
-def test_a_request_in_json_or_markup_is_decided_as_it_is_alone(form):
+def test_a_request_in_another_form_is_decided_as_it_is_alone(form):
     """Regression: settings made requests retrieve that need nothing; private ones were skipped after examples."""
     gate = load_gate(on_error="raise")
     needy = [
@@ -174,7 +188,12 @@ def test_a_request_in_json_or_markup_is_decided_as_it_is_alone(form):
         ('{"text": "\\u4ec0\\u4e48\\u65f6\\u5019"}', "什么时候"),
         ("<r><lang>en</lang><q>When is it due?</q></r>", "lang: en\nWhen is it due?"),
         ("<p>Hi all,</p>\n<p>is <b>it</b> in&nbsp;stock?</p>", "Hi all,\nis  it  in\xa0stock?"),
-        ('<q><i at="When?"/><v>ok thanks</v></q>', '<i at="When?"/>\nok thanks'),
+        ('<q><i at="When?"/><v>ok thanks</v></q>', "at: When?\nok thanks"),
+        ('<q><i at="Who did?"/><v>ok thanks</v></q>', '<i at="Who did?"/>\nok thanks'),
+        ('<div dir="ltr"><p style="margin: 0">is it due?</p></div>', "is it due?"),
+        ('<?xml version="1.0" encoding="UTF-8"?>\n<a id="A&amp;7">is it due?</a>', "id: A&7\nis it due?"),
+        ("<a " + 'style="b" ' * 20_000 + "</a>",) * 2,
+        ("<a" + " " * 90_000 + "</a>",) * 2,
         ("<context>\na b\nc\n</context>\n<q>When?</q>", "<context>\na b\nc\n</context>\n<q>When?</q>"),
         ("<user> a <assistant> b", "<user> a <assistant> b"),
         ("<b>When?</b>", "<b>When?</b>"),
@@ -182,6 +201,18 @@ def test_a_request_in_json_or_markup_is_decided_as_it_is_alone(form):
         ("{}", "{}"),
         ('{"a": ""}', '{"a": ""}'),
         ("{when is it due?}", "{when is it due?}"),
+        ('Input: {"q": "When is it due?"}\n\nOutput:', "Input:\nWhen is it due?\nOutput:"),
+        ('{"q": "When is it?"}\n{"q": "a", "b": 1}', "When is it?\nq: a, b: 1"),
+        ('Name this talk.\n[{"a": "When is it?"}]', 'Name this talk.\n[{"a": "When is it?"}]'),
+        ("{'q': \"What's due?\", 'n': 5}", "{'q': \nWhat's due?\n, 'n': 5}"),
+        ('f(q="Is \\"it\\" due?", n=1)', 'f(q=\nIs "it" due?\n, n=1)'),
+        ('Cited as ("people also ask"), "she said" and: "is it due?"',) * 2,
+        ("[2026-11-30 10:32:11] When is it due?", "[2026-11-30 10:32:11]\nWhen is it due?"),
+        ("2026-11-30: is it due?",) * 2,
+        ('{"a":' * 15_000,) * 2,
+        ("{[]" * 30_000,) * 2,
+        ("[" * 900 + "[]," * 30_000 + "[]" + "]" * 900,) * 2,
+        ('="\\' * 30_000,) * 2,
         ("[1] Who wrote Hamlet?", "[1] Who wrote Hamlet?"),
         ("[" * 50_000 + "]" * 50_000, "[" * 50_000 + "]" * 50_000),
         (f'{{"a": {"9" * 5_000}}}', f'{{"a": {"9" * 5_000}}}'),

@@ -12,7 +12,7 @@ from rgate_integrations.gates.base import Gate, Score, ScoreSpec
 from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
 from rgate_integrations.gates.turns import resolve_turns
-from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, segments
+from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, drop_repeated, segments
 from rgate_integrations.runtime.text import detect_encoding, plain_text
 
 MAX_READ_WHOLE = 2_500
@@ -127,10 +127,13 @@ def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
 def read_request(request: Request) -> Evidence:
     """Return the `Evidence` for a request, with its text as models read it.
 
-    Letters are made plain, see `plain_text`. If the text has more than `MAX_READ_WHOLE` characters, it is cut to its
-    beginning, its end and, as far as they fit, the sentences in between that ask for something.
+    Letters are made plain, see `plain_text`, and a repeated request is read once. If the text has more than
+    `MAX_READ_WHOLE` characters, it is cut to its beginning, its end and, as far as they fit, the sentences in
+    between that ask for something.
     """
     question, original = plain_text(request.question), ""
+    if len(question) <= MAX_READ_WHOLE:
+        question = drop_repeated(question)
     if question != request.question:
         request, original = replace(request, question=question), request.question
     if len(question) <= MAX_READ_WHOLE:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -112,6 +112,22 @@ def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> lis
         if words:
             lines.append([*line_segments, " ".join(words[begin:])])
     return lines
+
+
+def drop_repeated(text: str) -> str:
+    r"""Return a request that is pasted twice or three times only once; any other text as it is.
+
+    Repeated segments within other text stay: they are part of what a task is about.
+
+    >>> drop_repeated("When is it due? When is it due?"), drop_repeated("Sort:\nb\nb")
+    ('When is it due?', 'Sort:\nb\nb')
+    """
+    parts = segments(text)
+    for times in (2, 3):
+        once = parts[: len(parts) // times]
+        if once * times == parts:
+            return "\n".join(once) or text
+    return text
 
 
 def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
@@ -299,7 +315,21 @@ def _role(label: re.Match[str]) -> str:
 # --- JSON and markup -----------------------------------------------------------------------------------------------
 
 _MAX_UNFOLDED = 100_000  # characters; of a longer request, only the beginning and the end are read
-_TAG = re.compile(r"<(/?)([A-Za-z][\w:-]*)\s*/?>")
+_MAX_FAILURES = 20  # each may read the rest of the text
+_JSON = json.JSONDecoder(object_pairs_hook=tuple)  # pairs, because a key may occur twice
+_BRACKET = re.compile(r"[{\[]")
+_LITERAL = re.compile(  # in code, not in prose: f("…"), {'key': "…"}, key="…", or a field of CSV
+    r"""(?:(?<=\w\()|(?<=[=,\[{])|(?<=["']:)|(?<=["']: ))"""
+    r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')(?=[,)}\]\s;&]|$)"""
+)
+_TIMESTAMP = re.compile(r"(\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*)\s")
+_ESCAPE = re.compile(r"\\(.)")
+_TAG = re.compile(  # in quotes, only words: an attribute of several words may be a text
+    r"""<(/?)([A-Za-z][\w:-]*)((?:\s+(?:style="[^"<>]*"|[\w:-]+="[^"<>\s]*"))*+)\s*/?>"""
+)
+_ATTRIBUTE = re.compile(r'([\w:-]+)="([^"]*)"')
+_LOOKS = ("class", "dir", "lang", "style")
+_DECLARATION = re.compile(r"<\?xml\s[^<>]*\?>\s*")
 _INLINE_TAG = re.compile(r"</?(?:b|br|code|em|i|mark|small|span|strong|sub|sup|u)\s*/?>", re.IGNORECASE)
 _CLOSING_TAG = re.compile(r"</[\w:-]+>$")
 
@@ -310,28 +340,65 @@ def unfold(text: str) -> str:
     The first line has all values of a single word, such as settings, with their keys. The others follow, each on a
     line of its own. Without the syntax between them, the heads judge each text better. Messages in JSON keep their
     roles, as in a transcript. Tags around several lines stay, because they may say what these are: a context, or a
-    history.
+    history. Within other text, objects of JSON become lines, too, but not lists, which are mostly data of a task;
+    without JSON, quoted strings of several words in calls, settings and CSV do, and a timestamp at the beginning.
 
-    >>> unfold('{"locale": "en", "top": 3, "q": "When is it due?"}')
-    'locale: en, top: 3\nWhen is it due?'
+    >>> unfold('Input: {"locale": "en", "top": 3, "q": "When is it due?"}')
+    'Input:\nlocale: en, top: 3\nWhen is it due?'
+    >>> unfold("search(query='When is it due?')")
+    'search(query=\nWhen is it due?\n)'
     """
     if len(text) > _MAX_UNFOLDED:
         return text
+    lines = _to_lines(_markup_values(text))
+    if lines:
+        return lines
+    parts, end, after, failures = [], 0, 0, 0
+    for bracket in _BRACKET.finditer(text):
+        start = bracket.start()
+        if start < after or failures == _MAX_FAILURES:
+            continue
+        try:
+            value, stop = _JSON.raw_decode(text, start)
+            lines = _to_lines(_json_values(value))
+        except (ValueError, RecursionError):
+            lines = ""
+        if not lines:
+            failures += 1
+            continue
+        after = stop
+        if text[start] == "{" or after - start == len(text):
+            parts += [text[end:start], lines]
+            end = after
+    if not after:
+        timestamp = _TIMESTAMP.match(text)
+        text = f"{timestamp[1]}\n{text[timestamp.end() :]}" if timestamp else text
+        return _LITERAL.sub(_unquote, text).strip()
+    if not parts:
+        return text
+    return "\n".join(part.strip() for part in (*parts, text[end:]) if part.strip())
+
+
+def _to_lines(values: Iterable[tuple[str, str]]) -> str:
+    """Return a line of all values of a single word, with their names, and a line for each other value."""
     words, texts = [], []
-    for key, value in _json_values(text) if text[:1] in ("{", "[") else _markup_values(text):
+    for name, value in values:
         if count_words(value) > 1:
             texts.append(value)
         elif value:
-            words.append(f"{key}: {value}" if key else value)
-    return "\n".join([", ".join(words), *texts]).strip() or text
+            words.append(f"{name}: {value}" if name else value)
+    return "\n".join([", ".join(words), *texts]).strip()
 
 
-def _json_values(text: str) -> Iterator[tuple[str, str]]:
+def _unquote(literal: re.Match[str]) -> str:
+    """Return a quoted string of several words on a line of its own, any other as it is."""
+    value = _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], literal[1][1:-1])
+    return f"\n{value}\n" if count_words(value) > 1 else literal[0]
+
+
+def _json_values(decoded: object) -> Iterator[tuple[str, str]]:
     """Yield each value as text, with its key; a key of several words is a text, too."""
-    try:
-        rest = [("", json.loads(text, object_pairs_hook=tuple))]  # pairs, because a key may occur twice
-    except (ValueError, RecursionError):
-        return
+    rest: list[tuple[str, Any]] = [("", decoded)]
     while rest:  # not recursive: nested lists would take quadratic time
         key, value = rest.pop()
         if isinstance(value, list):
@@ -349,11 +416,19 @@ def _json_values(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _markup_values(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the text before and after each tag, with the name of the element that it begins, or an empty name."""
+    """Yield the text before and after each tag, with the name of the element that it begins, or an empty name.
+
+    Attributes come after their tag's name, except those that only say what a text looks like.
+    """
+    text = _DECLARATION.sub("", text, count=1) if text.startswith("<?xml") else text
     if not _TAG.match(text) or not _CLOSING_TAG.search(text):
         return
     _, *parts = _TAG.split(_INLINE_TAG.sub(" ", text))
-    values = [html.unescape(value.strip()) for value in parts[2::3]]
-    if not any("\n" in value for value in values):
-        for is_closing, name, value in zip(parts[::3], parts[1::3], values, strict=True):
-            yield "" if is_closing else name, value
+    values = [html.unescape(value.strip()) for value in parts[3::4]]
+    if any("\n" in value for value in values):
+        return
+    for is_closing, name, attributes, value in zip(parts[::4], parts[1::4], parts[2::4], values, strict=True):
+        for key, setting in _ATTRIBUTE.findall(attributes):
+            if key not in _LOOKS:
+                yield key, html.unescape(setting)
+        yield "" if is_closing else name, value

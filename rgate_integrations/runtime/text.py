@@ -178,6 +178,11 @@ _INVISIBLE = re.compile(
     "|(?<![\u0590-\u1cff\ua800-\uabff])[\u200c\u200d]"
 )
 _EMOJI_RUN = re.compile("(?:[\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff]\\s*){3,}")
+_ENTITY = re.compile(
+    r"&(?:nbsp|amp|lt|gt|quot|apos|[lr][sd]quo|hellip|[mn]dash|#39|#160|#x27|#8217);"
+)  # no hidden words
+_EMOJI_NAME = re.compile(r"(?<!\S):[a-z+][a-z0-9_+-]*:(?!\S)")
+_ADDRESSEE = re.compile(r"^\s*<@[!&]?\w+>[\s,:]*")  # a bot, as Slack and Discord write it
 _ADDRESS = re.compile(r"\b(?:https?://|www\.)\S+", re.IGNORECASE)
 _ENCODED = {
     "HTML entities": re.compile(
@@ -198,7 +203,11 @@ def plain_text(text: str) -> str:
     Examples:
         >>> plain_text("Ｗｈｅｎ is my 𝐛𝐢𝐥\u200b𝐥 due? 😀😀😀😀")
         'When is my bill due?'
+        >>> plain_text("<@U02AB3> when&#39;s it&nbsp;due? :pray:")
+        "when's it due?"
     """
+    seen = _ENTITY.sub(lambda entity: html.unescape(entity[0]).replace("\xa0", " "), text)
+    text = _EMOJI_NAME.sub("", _ADDRESSEE.sub("", seen)).strip() or text
     # The usual case, which needs none of this.
     if text.isascii():
         return text
