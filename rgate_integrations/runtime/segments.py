@@ -322,7 +322,6 @@ _LITERAL = re.compile(  # in code, not in prose: f("…"), {'key': "…"}, key="
     r"""(?:(?<=\w\()|(?<=[=,\[{])|(?<=["']:)|(?<=["']: ))"""
     r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')(?=[,)}\]\s;&]|$)"""
 )
-_TIMESTAMP = re.compile(r"(\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*)\s")
 _ESCAPE = re.compile(r"\\(.)")
 _TAG = re.compile(  # in quotes, only words: an attribute of several words may be a text
     r"""<(/?)([A-Za-z][\w:-]*)((?:\s+(?:style="[^"<>]*"|[\w:-]+="[^"<>\s]*"))*+)\s*/?>"""
@@ -341,7 +340,7 @@ def unfold(text: str) -> str:
     line of its own. Without the syntax between them, the heads judge each text better. Messages in JSON keep their
     roles, as in a transcript. Tags around several lines stay, because they may say what these are: a context, or a
     history. Within other text, objects of JSON become lines, too, but not lists, which are mostly data of a task;
-    without JSON, quoted strings of several words in calls, settings and CSV do, and a timestamp at the beginning.
+    without JSON, quoted strings of several words in calls, settings and CSV do.
 
     >>> unfold('Input: {"locale": "en", "top": 3, "q": "When is it due?"}')
     'Input:\nlocale: en, top: 3\nWhen is it due?'
@@ -371,8 +370,6 @@ def unfold(text: str) -> str:
             parts += [text[end:start], lines]
             end = after
     if not after:
-        timestamp = _TIMESTAMP.match(text)
-        text = f"{timestamp[1]}\n{text[timestamp.end() :]}" if timestamp else text
         return _LITERAL.sub(_unquote, text).strip()
     if not parts:
         return text
