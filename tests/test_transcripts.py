@@ -5,7 +5,8 @@ import json
 import pytest
 
 from rgate_integrations import Request, load_gate
-from rgate_integrations.runtime.segments import label_turns, split_transcript, unfold
+from rgate_integrations.runtime.segments import label_turns, split_transcript
+from rgate_integrations.runtime.unfolding import unfold
 
 QUESTION = "When does our lease end?"
 TURNS = QUESTION, ("user: Hello", "assistant: Hi!\nWhat can I do?")

@@ -28,8 +28,8 @@ from rgate_integrations.runtime.segments import (
     count_words,
     segments,
     split_transcript,
-    unfold,
 )
+from rgate_integrations.runtime.unfolding import unfold
 
 # Minimum cosine of a message that is similar to an example; chosen by benchmarks/conversations.py.
 _MIN_COSINE = 0.55
