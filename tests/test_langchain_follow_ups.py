@@ -20,7 +20,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, gated_rag
-from rgate_integrations.langchain.questions import CONDENSE_FAILED
+from rgate_integrations.langchain.questions import CONDENSE_FAILED, parse_question
 from tests.begun_answers import LOOK, TurnReader
 from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each, texts
 
@@ -254,6 +254,16 @@ def test_what_reads_the_condensed_question_takes_the_decision(call):
 
 
 # --- drafted -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_a_summary_by_langchains_middleware_is_no_message_of_the_user():
+    text = (
+        "The user asked about the travel allowance (32 euros a day) and the end of the contract with Norvia."
+    )
+    summary = HumanMessage(text, additional_kwargs={"lc_source": "summarization"})
+    assert parse_question([summary, HumanMessage("And when?")]).lines == (f"assistant: {text}",)
+    assert RetrievalGate().invoke([summary, HumanMessage("and for part-timers?")]).retrieve
 
 
 def test_the_draft_sees_the_history():

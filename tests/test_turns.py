@@ -102,6 +102,26 @@ def test_a_follow_up_is_as_unknown_as_what_it_follows_on(default_gate):
 
 
 @pytest.mark.model
+def test_a_statement_after_common_knowledge_is_no_remark_about_it(default_gate):
+    leaf = ("user: What is photosynthesis?", "assistant: Plants turn light and water into sugar and oxygen.")
+    author = ("user: Who wrote Don Quixote?", "assistant: Miguel de Cervantes.")
+    egg = ("user: How do I boil an egg?", "assistant: Put it into boiling water for eight minutes.")
+    statements = (
+        "I topped up but the app declined it",
+        "I am dissatisfied, I would like to close my account.",
+        "my card fell out of my wallet and i ran over it so it does not work",
+        "i wish to have a 10 minute timer",
+        "Meine Karte wurde am Automaten eingezogen.",
+        "J'attends toujours le virement de lundi, que se passe-t-il ?",
+    )
+    decisions = default_gate.decide_batch([Request(each, (*leaf, *author, *egg)) for each in statements])
+    assert [d.question for d in decisions if not d.retrieve] == []
+    about_eggs = ("And what about the other half?", "How long does it take if I want it soft?")
+    decisions = default_gate.decide_batch([Request(each, egg) for each in about_eggs])
+    assert [d.question for d in decisions if d.retrieve] == []
+
+
+@pytest.mark.model
 def test_words_that_only_look_like_a_follow_up_are_skipped(default_gate):
     whole = ("it was nice to catch up with you", "Thanks for that!", "I love it")
     assert [d.question for d in default_gate.decide_batch(whole) if d.retrieve] == []

@@ -27,7 +27,7 @@ from rgate_integrations.gates.probability import logit, sigmoids
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
 from rgate_integrations.runtime.text import detect_encoding
 
 _MAX_SHOWN = 80  # characters of a segment in a reason
@@ -54,6 +54,12 @@ _MAX_WORDS_WITH_URL = 8
 # understands it less well. With the threshold alone, 89 % of the romanised requests that need passages would
 # retrieve, with this 97 % (``benchmarks/languages.py``).
 _MIN_P_KNOWN_IF_UNCLEAR = 0.9
+# After turns about common knowledge, the encoder takes a customer's statement, such as "I topped up but the app
+# declined it", for a remark about these. So a message that would skip, and is long enough to be complete, is also
+# judged without the earlier turns: below this P(known), even if the LLM knew the fact, it retrieves.
+_MAX_P_KNOWN_IF_ALONE_CLEAR = 0.05
+# Shorter follow-ups, such as "What else did she do?", seem to need passages if they are judged alone.
+_MIN_WORDS_ALONE = 7
 
 
 class HeadsGate(TrainedGate, NamedLLMGate):
@@ -142,13 +148,21 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """Specs of the encoder's states of the request and its segments, and of each segment's P(kind)."""
+        return self._encoder_specs(alone=False)
+
+    def _encoder_specs(self, *, alone: bool) -> Specs:
         states = RequestSpec(
             self.trained.first_facts.layers,
             self.trained.segments.layers,
             self.trained.context_layers,
             model=self.proxy,
+            alone=alone,
         )
         return (states, KindsSpec(states, self))
+
+    @property
+    def _alone_spec(self) -> EvidenceSpec[Float64Array]:
+        return self._encoder_specs(alone=True)[1]
 
     @property
     def _reader_spec(self) -> RequestSpec:
@@ -159,19 +173,24 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
         They may do so for an English request that would retrieve if the LLM did not know the fact, and would skip at
         the highest P(the LLM knows the fact) that `margin` allows; and for one of a single segment that asks for no
-        fact, and whose P(known) is close to the threshold.
+        fact, and whose P(known) is close to the threshold. A message that may skip because of the turns before it,
+        and is long enough to be complete, also needs its kinds without these turns.
         """
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
+        closer: Specs = ()
+        if evidence.request.history and count_words(evidence.question) >= _MIN_WORDS_ALONE:
+            p_if_known = p_answered(trained.segments.kinds, shares, np.ones(1)).min()
+            closer = (self._alone_spec,) if p_if_known >= _MIN_P_KNOWN_IF_UNCLEAR else ()
         if not trained.is_english(states.whole):
-            return ()
+            return closer
         logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
         threshold = self.threshold if evidence.request.threshold is None else evidence.request.threshold
         alone = not states.in_context
         may_change = may_reader_change(
             trained.segments.kinds, shares, logit_known, threshold, self.margin, alone=alone
         )
-        return (self._reader_spec,) if may_change else ()
+        return (*closer, self._reader_spec) if may_change else closer
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the kinds of the segments, and by the probability that the LLM knows the fact."""
@@ -198,6 +217,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
         if evidence.request.history and p < _MIN_P_KNOWN_IF_UNCLEAR:
             return score.overridden("Follow-up that may need the earlier turns.")
+        if self._alone_spec in evidence.pieces:
+            p_alone = p_answered(kinds, evidence[self._alone_spec], np.ones(1)).min()
+            if p_alone < _MAX_P_KNOWN_IF_ALONE_CLEAR:
+                return score.overridden("Needs passages by itself, whatever the earlier turns are about.")
         own_matter = self.trained.find_own_matter(states.whole, states.segments)
         if own_matter is not None and not evidence.truncated:
             kind, segment = own_matter

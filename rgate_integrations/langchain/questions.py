@@ -76,8 +76,15 @@ class UserTurn:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The earlier turns in the format that gates read: ``user: …`` and ``assistant: …``."""
-        speakers = ["user" if isinstance(turn, HumanMessage) else "assistant" for turn in self.history]
+        """The earlier turns in the format that gates read: ``user: …`` and ``assistant: …``.
+
+        A summary that LangChain's `SummarizationMiddleware` wrote counts as the assistant's, because consecutive user
+        turns are read as one question.
+        """
+        speakers = []
+        for turn in self.history:
+            is_summary = turn.additional_kwargs.get("lc_source") == "summarization"
+            speakers.append("user" if isinstance(turn, HumanMessage) and not is_summary else "assistant")
         return tuple(f"{who}: {_read_text(turn)}" for who, turn in zip(speakers, self.history, strict=True))
 
 

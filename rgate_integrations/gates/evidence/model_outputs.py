@@ -161,6 +161,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         in_context: More states to read for each segment if the request has several segments or earlier turns; they
             follow those of `segments`.
         model: Name of the proxy model that reads; empty for the gate's own.
+        alone: Whether to leave out the earlier turns.
     """
 
     reads_history: ClassVar[bool] = True
@@ -170,11 +171,14 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     segments: tuple[PooledLayer, ...] = ()
     in_context: tuple[PooledLayer, ...] = ()
     model: str = ""
+    alone: bool = False
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
         """Return the states of each request; requests that need the same layers are read in one batch."""
         requests = [
-            Segmented.from_text(request.question, list(map(shorten_turn, request.history)))
+            Segmented.from_text(
+                request.question, [] if self.alone else list(map(shorten_turn, request.history))
+            )
             for request in context.requests
         ]
         groups: dict[RequestLayers, list[Segmented]] = {}
