@@ -325,7 +325,7 @@ def test_a_status_without_a_body_comes_through_and_one_that_no_client_knows_is_a
 
 
 def test_an_upstream_cannot_speak_for_the_gateway():
-    own = b"x-rgate-decision: direct\r\nX-RGate-Reason: mine\r\nx-rgate: off\r\nconnection: x-hop\r\nx-hop: 1"
+    own = b"x-rgate-decision: direct\r\nX-RGate-Reason: mine\r\nx-rgate: off\r\nconnection: close, x-hop\r\nx-hop: 1"
     answer = b"HTTP/1.1 200 OK\r\ndate: x\r\n" + own + b"\r\ncontent-length: 2\r\n\r\nok"
     json_type = {"content-type": "application/json"}
     with raw_upstream(answer) as (behind, _), serving_gateway(Words(), behind) as url:
