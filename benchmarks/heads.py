@@ -62,13 +62,13 @@ GOALS = {"private": 0.98, "fresh": 0.98, "obscure": 0.90, "common": 0.15, "task"
 """The share of each kind that should be retrieved: at least of the first three, at most of the others."""
 KNOWN_WEIGHTS = {
     "adarague": 1.0,
-    "wack": 0.05,
-    "qa-eval": 0.1,
-    "calib": 0.1,
-    "simpleqa": 0.1,
-    "halueval": 0.1,
+    "wack": 0.1,
+    "qa-eval": 0.01,
+    "calib": 0.01,
+    "simpleqa": 0.005,
+    "halueval": 0.01,
     "gemma-2b": 0.1,
-    "templates": 0.01,
+    "templates": 0.001,
 }
 """How much an answer of each source counts; the others only measure."""
 
