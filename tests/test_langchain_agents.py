@@ -2,14 +2,22 @@
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware, wrap_model_call
+from langchain.agents.middleware import HumanInTheLoopMiddleware, before_model, wrap_model_call
 from langchain.tools import ToolRuntime
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+)
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
 from pydantic import Field
 
@@ -284,3 +292,50 @@ def test_sub_agents_that_pass_on_their_state_do_not_hide_the_tools_of_their_agen
     assert sorted(judge.questions) == ["known one?", "known two?", "unknown?"]
     assert model.shown == [["search_docs", "task"]] * 2
     assert found["retrieval_decision"].question in ("known one?", "known two?")
+
+
+@each(INVOKES)
+def test_a_message_that_arrives_while_the_agent_runs_hides_nothing(call):
+    """Regression: the decision about the user's first message also hid the tools for one that was sent meanwhile."""
+    judge, model, queue = Judge(), Agent(tasks=["x"]), ["unknown now?"]
+
+    @tool
+    def task(question: str) -> str:
+        """Work while the user writes on."""
+        model.tasks = []
+        return "done"
+
+    @before_model
+    def steer(state, runtime):
+        if state["messages"][-1].type == "tool" and queue:
+            return {"messages": [HumanMessage(queue.pop())]}
+
+    middleware = RetrievalGateMiddleware(judge, tools=[search_docs])
+    agent = create_agent(model, [search_docs, task], middleware=[middleware, steer])
+    found = call(agent, {"messages": [HumanMessage("known?")]})
+    assert model.shown == [["task"], ["search_docs", "task"], ["search_docs", "task"]]
+    assert (found["messages"][-1].text, judge.questions) == ("answer after found", ["known?"])
+
+
+@each(INVOKES)
+@pytest.mark.parametrize("message", [HumanMessage("unknown?", id="1"), HumanMessage("unknown?")])
+def test_a_question_that_is_edited_before_the_model_reads_it_hides_nothing(call, message):
+    """Regression: the search tool stayed hidden for the edited question."""
+    model, thread = Agent(), {"configurable": {"thread_id": "1"}}
+    agent = agent_of(model, checkpointer=InMemorySaver(), interrupt_before=["model"])
+    call(agent, {"messages": [HumanMessage("known?", id="1")]}, thread)
+    edited = agent.update_state(thread, {"messages": [message]})
+    call(agent, None, edited)
+    assert model.shown == [["search_docs", "add"]]
+
+
+def test_a_summary_that_replaces_the_question_while_the_agent_runs_leaves_the_decision():
+    model = Agent()
+    summary = HumanMessage("Summary.", additional_kwargs={"lc_source": "summarization"})
+
+    @before_model
+    def summarize(state, runtime):
+        return {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), summary]}
+
+    ask(agent_of(model, summarize), "known?")
+    assert model.shown == [["add"]]

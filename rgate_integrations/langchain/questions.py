@@ -83,9 +83,14 @@ class UserTurn:
         """
         speakers = []
         for turn in self.history:
-            is_summary = turn.additional_kwargs.get("lc_source") == "summarization"
-            speakers.append("user" if isinstance(turn, HumanMessage) and not is_summary else "assistant")
+            is_user = isinstance(turn, HumanMessage) and not is_summary(turn)
+            speakers.append("user" if is_user else "assistant")
         return tuple(f"{who}: {_read_text(turn)}" for who, turn in zip(speakers, self.history, strict=True))
+
+
+def is_summary(message: BaseMessage) -> bool:
+    """Return whether LangChain's `SummarizationMiddleware` wrote a message, as a summary of earlier ones."""
+    return message.additional_kwargs.get("lc_source") == "summarization"
 
 
 def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
