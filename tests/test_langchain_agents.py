@@ -21,6 +21,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
 from pydantic import Field
 
+from rgate_integrations.decision import Decision, Override
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
@@ -217,6 +218,37 @@ def test_an_agent_whose_question_cannot_be_judged_keeps_its_tools(messages, erro
     assert (decision.retrieve, getattr(decision.override, "reason", None)) == (True, override)
     assert getattr(decision.error, "message", None) == error
     assert model.shown[0] == ["search_docs", "add"]
+
+
+SCREENSHOT = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+MANUAL = {"type": "file", "base64": "AA", "mime_type": "application/pdf"}
+WITH_FILES = {
+    "image": ([HumanMessage([{"type": "text", "text": "fix this, known?"}, SCREENSHOT])], False),
+    "file before the text": ([HumanMessage([MANUAL]), HumanMessage("known?")], False),
+    "image after the text": ([HumanMessage("known?"), HumanMessage([SCREENSHOT])], False),
+    "in an earlier turn": ([HumanMessage([SCREENSHOT]), AIMessage("An error."), "known?"], True),
+}
+
+
+@pytest.mark.parametrize(("messages", "hidden"), WITH_FILES.values(), ids=list(WITH_FILES))
+def test_an_image_that_the_gate_does_not_read_hides_nothing(messages, hidden):
+    """Regression: for "fix this" with a screenshot of an error, the LLM could not search for the error."""
+    model, events = Agent(), EventRecorder()
+    agent = agent_of(model, gate=RetrievalGate(ReadsHistory())).with_config(callbacks=[events])
+    decision = ask(agent, *messages)["retrieval_decision"]
+    assert model.shown[0] == (["add"] if hidden else ["search_docs", "add"])
+    assert (decision.retrieve, decision.p_known, decision.override is None) == (not hidden, 0.8, hidden)
+    assert [event["retrieve"] for event in events.events] == [not hidden]
+    if not hidden:
+        assert decision.reason == f"{decision.override.reason} because"
+
+
+def test_a_rule_of_the_application_hides_tools_from_a_message_with_an_image():
+    model, rule = Agent(), Override(retrieve=False, reason="It asks about the image alone.")
+    decision = Decision(question="Describe it.", retrieve=False, p_known=0.2, override=rule)
+    gate = RunnableLambda(lambda messages: decision)
+    ask(agent_of(model, gate=gate), HumanMessage([{"type": "text", "text": "Describe it."}, SCREENSHOT]))
+    assert model.shown == [["add"]]
 
 
 CHOICES = [

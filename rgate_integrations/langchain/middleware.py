@@ -9,7 +9,7 @@ from typing import Annotated, Any, NotRequired
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.runnables import Runnable
 
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Override
 from rgate_integrations.engine.decider import fallback_decision
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import (
@@ -21,7 +21,7 @@ from rgate_integrations.errors import (
 from rgate_integrations.langchain.decisions import check_decision, emit_decision_event
 from rgate_integrations.langchain.gate import as_gate_runnable
 from rgate_integrations.langchain.graph import retrieves
-from rgate_integrations.langchain.questions import is_summary
+from rgate_integrations.langchain.questions import has_images, is_summary
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 with needs_extra("langchain-agents"):
@@ -30,6 +30,7 @@ with needs_extra("langchain-agents"):
 
 SEARCH_NOT_NEEDED = "Search was not needed: answer from what you know."
 
+_IMAGE = "The message has an image or a file, which the gate does not read."
 _GENERIC_TYPES = ("function", "custom")  # types of a tool description that do not name the tool
 
 
@@ -54,9 +55,9 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
     If the model calls a hidden tool anyway, the call is answered without searching. So the tools stay visible if no
     other is left, and the messages have results of tools: some LLMs accept these only with tools. A ``tool_choice``
     that forces a hidden tool is dropped, so put this after any middleware that sets it. The decision is in the
-    agent's state under ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. If the gate fails, if
-    there is no human message, or if another one arrives while the agent runs, nothing is hidden. An agent may have
-    several of these, for different tools.
+    agent's state under ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. Nothing is
+    hidden if the gate fails, if there is no human message, if it has an image or a file, or if another one arrives
+    while the agent runs. An agent may have several of these, for different tools.
 
     Args:
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
@@ -133,6 +134,11 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
             decision: Any = check_decision((yield Call(self.gate.invoke, self.gate.ainvoke, messages)))
         except InvalidQuestionError as error:  # an agent may run without a question
             decision = fallback_decision(error)
+        if not decision.retrieve and decision.override is None and has_images(messages):
+            # The LLM reads the image, and may have to search for what it shows.
+            override = Override(retrieve=True, reason=_IMAGE)
+            reason = f"{_IMAGE} {decision.reason}".strip()
+            decision = decision.with_retrieve(True, override=override, reason=reason)
         yield from emit_decision_event(decision)
         return {
             "retrieval_decision": decision,

@@ -256,6 +256,16 @@ def _images(messages: Sequence[BaseMessage]) -> list[Any]:
     ]
 
 
+def has_images(messages: Sequence[BaseMessage]) -> bool:
+    """Return whether the user's last turn has parts that are not text, such as images."""
+    for message in reversed(messages):
+        if isinstance(message, AIMessage):
+            return False
+        if _images([message]):
+            return True
+    return False
+
+
 def _read_text(message: BaseMessage) -> str:
     """Return the text of a message. Parts of a user's, such as a pasted text and a question, are lines of it."""
     parts = [message.content] if isinstance(message.content, str) else message.content
