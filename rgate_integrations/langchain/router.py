@@ -14,7 +14,7 @@ from langchain_core.callbacks import (
     CallbackManagerForChainRun,
 )
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
-from langchain_core.runnables.base import RunnableLike
+from langchain_core.runnables.base import RunnableBindingBase, RunnableLike
 from langchain_core.runnables.utils import (
     Input,
     Output,
@@ -27,7 +27,7 @@ from rgate_integrations.engine.decider import Failed
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
-from rgate_integrations.langchain.chat_models import as_runnable, runnables_in
+from rgate_integrations.langchain.chat_models import as_runnable, get_llm_name, runnables_in
 from rgate_integrations.langchain.corpora import as_passage, rankings_in
 from rgate_integrations.langchain.decisions import (
     AHEAD_KEY,
@@ -133,9 +133,9 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
             )
         # Of the class: a configurable gate would pass on the attribute of its default. With answer first, the gate
         # was adjusted together with the judges, and must stay the one that they were made for.
-        adapt = getattr(type(gate), "for_arm", None)
+        adapt = getattr(type(gate), "for_llm", None)
         if adapt is not None and self.strategy.answer_first is None:
-            self.gate = adapt(gate, self.direct)
+            self.gate = adapt(gate, get_llm_name(self.direct))
         self._direct_arm = DirectArm(self.direct)
         if self.strategy.searches_ahead:
             split_arm(self.retrieve)  # an unsuitable arm raises here, not in the first call
@@ -236,6 +236,14 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
         for item in call.inputs:
             item.result = call.remaining_run(item)
         return call.all_inputs
+
+
+def _adjusted(gate: Any, llm_name: str) -> Any:
+    """Return a gate, perhaps with a config, adjusted to an LLM; a gate that judges none is returned unchanged."""
+    if isinstance(gate, RunnableBindingBase):
+        return gate.model_copy(update={"bound": _adjusted(gate.bound, llm_name)})
+    adjust = getattr(type(gate), "for_llm", None)
+    return gate if adjust is None else adjust(gate, llm_name)
 
 
 def _run_share(share: list[RunInput]) -> Flow[list[Any]]:
@@ -358,9 +366,21 @@ class RouterCall(RoutedCall[RunInput]):
     def _ask(
         self, gate: Any, tag: str, inputs: Sequence[RunInput], **options: Any
     ) -> Flow[Sequence[Decision | Exception]]:
-        configs = [item.run.child(tag) for item in inputs]
-        results = yield from run_batch(gate, [item.gate_input for item in inputs], configs, **options)
-        return list(map(check_decision, results))
+        # Usually one share: only a config that chooses the LLM changes what the gate judges.
+        shares: dict[str | None, list[int]] = {}
+        for index, item in enumerate(inputs):
+            shares.setdefault(self._direct.chosen_llm(item.run.config), []).append(index)
+        results: list[Any] = [None] * len(inputs)
+        for llm_name, share in shares.items():
+            found = yield from run_batch(
+                gate if llm_name is None else _adjusted(gate, llm_name),
+                [inputs[index].gate_input for index in share],
+                [inputs[index].run.child(tag) for index in share],
+                **{name: [values[index] for index in share] for name, values in options.items()},
+            )
+            for index, result in zip(share, found, strict=True):
+                results[index] = check_decision(result)
+        return results
 
     def begin(self, item: RunInput) -> ArmAnswer:
         """Return the direct arm's answer, which starts when its first chunk is requested."""
