@@ -229,6 +229,17 @@ def test_a_batch_whose_items_choose_llms_judges_each_by_its_own():
     assert judged == {"one?": False, "two?": True, "three?": False}
 
 
+@pytest.mark.parametrize("arm", ["retrieve", "direct"])
+def test_a_model_that_takes_the_whole_config_as_its_options_cannot_be_in_an_arm(arm):
+    """Regression: each call failed in OpenAI's client: "unexpected keyword argument '__rgate_ahead'"."""
+    options = {"model": "gpt-4o", "model_provider": "openai", "configurable_fields": "any", "api_key": "none"}
+    arms = {"retrieve": BIG, "direct": BIG}
+    with pytest.raises(ConfigurationError, match=rf"{arm}=.*every key.*Hint: .*config_prefix="):
+        RetrievalGate("constant:never").route(**{**arms, arm: PROMPT | init_chat_model(**options)})
+    prefixed = init_chat_model(**options, config_prefix="llm")
+    RetrievalGate("constant:never").route(**{**arms, arm: PROMPT | prefixed})
+
+
 def test_a_gate_that_judges_no_llm_takes_no_name():
     own = SimpleNamespace(decide_batch=lambda questions: [], adecide_batch=lambda questions: [])
     for gate in ("constant:never", own):

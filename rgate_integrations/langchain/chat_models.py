@@ -132,6 +132,13 @@ def chooses_llm(arm: Runnable[Any, Any]) -> bool:
     return next(runnables_in(arm, kinds), None) is not None
 
 
+def takes_any_option(arm: Runnable[Any, Any]) -> bool:
+    """Return whether an arm has a model of `init_chat_model` that takes every key of a call's config as an option."""
+    # Not as attributes: those that such a model lacks are looked up in its default model.
+    models = map(vars, runnables_in(arm, _proxy_class()))
+    return any(own.get("_configurable_fields") == "any" and not own.get("_config_prefix") for own in models)
+
+
 def get_llm_name(arm: Runnable[Any, Any], config: RunnableConfig | None = None) -> str:
     """Return the name of the LLM that answers in an arm; with several, such as fallbacks, the least capable one.
 

@@ -27,7 +27,7 @@ from rgate_integrations.engine.decider import Failed
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
-from rgate_integrations.langchain.chat_models import as_runnable, get_llm_name, runnables_in
+from rgate_integrations.langchain.chat_models import as_runnable, get_llm_name, runnables_in, takes_any_option
 from rgate_integrations.langchain.corpora import as_passage, rankings_in
 from rgate_integrations.langchain.decisions import (
     AHEAD_KEY,
@@ -78,10 +78,11 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
         name: The name of its runs in traces.
 
     Raises:
-        ConfigurationError: An arm is not a runnable, function or mapping. The strategy searches before the decision,
-            but the retrieve arm is neither a sequence of steps nor a retriever. Raised by a call: the gate does not
-            return a `Decision`, or the call's config has an invalid threshold. With answer first: the call's config
-            replaces the gate, or a step of ``direct`` is a LangGraph graph.
+        ConfigurationError: An arm is not a runnable, function or mapping, or has a chat model that takes every key of
+            a config as its option. The strategy searches before the decision, but the retrieve arm is neither a
+            sequence of steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the call's
+            config has an invalid threshold. With answer first: the call's config replaces the gate, or a step of
+            ``direct`` is a LangGraph graph.
         pydantic.ValidationError: The gate is not a runnable.
         InvalidQuestionError: Raised by a call: the input has no question.
     """
@@ -120,6 +121,13 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
                 "judge its partial answers belong to the original gate.",
                 hint="Make one chain per gate with route(...), and choose a chain per call.",
             )
+        for option, arm in (("retrieve", self.retrieve), ("direct", self.direct)):
+            if takes_any_option(arm):
+                raise ConfigurationError(
+                    f"{option}= has a chat model with configurable_fields='any', which takes every key of a call's "
+                    "config as its own option, also those that the router passes to its arms.",
+                    hint="Pass config_prefix= to init_chat_model, or list the fields: configurable_fields=['model'].",
+                )
         # If an arm is a graph, the module is already imported. A function may call one: it returns a whole answer.
         graphs = getattr(sys.modules.get("langgraph.pregel.protocol"), "PregelProtocol", ())
         kinds: Any = (graphs, RunnableLambda)
