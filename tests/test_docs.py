@@ -1,5 +1,6 @@
 """README and docs: every Python block runs alone, as a reader copies it; every figure is one that was measured."""
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -114,6 +115,22 @@ def test_a_block_runs_alone(page, block, smollm2, embedder_model, capsys, tmp_pa
         assert question in str(names["engine"].query(question))
     if "print" in block:
         assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.model
+def test_the_models_of_a_web_application_load_however_long_that_takes(caplog):
+    """Regression: loading was cut short by the deadline for decisions, and the first requests were late, too."""
+    (block,) = WITH_CODE["docs/guides/web.md"]
+    names = surroundings()
+    exec(compile(block.replace("timeout=2.0", "timeout=1e-9"), "web.md", "exec"), names)  # noqa: S102
+
+    async def start():
+        async with names["lifespan"](names["app"]):
+            pass
+
+    asyncio.run(start())
+    assert caplog.text == ""
+    assert names["gate"].invoke("Who wrote Hamlet?").error.type == "DecisionTimeoutError"
 
 
 @pytest.mark.model

@@ -2,17 +2,26 @@
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import HumanInTheLoopMiddleware, wrap_model_call
+from langchain.agents.middleware import HumanInTheLoopMiddleware, before_model, wrap_model_call
 from langchain.tools import ToolRuntime
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+)
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
 from pydantic import Field
 
+from rgate_integrations.decision import Decision, Override
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
@@ -211,6 +220,37 @@ def test_an_agent_whose_question_cannot_be_judged_keeps_its_tools(messages, erro
     assert model.shown[0] == ["search_docs", "add"]
 
 
+SCREENSHOT = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+MANUAL = {"type": "file", "base64": "AA", "mime_type": "application/pdf"}
+WITH_FILES = {
+    "image": ([HumanMessage([{"type": "text", "text": "fix this, known?"}, SCREENSHOT])], False),
+    "file before the text": ([HumanMessage([MANUAL]), HumanMessage("known?")], False),
+    "image after the text": ([HumanMessage("known?"), HumanMessage([SCREENSHOT])], False),
+    "in an earlier turn": ([HumanMessage([SCREENSHOT]), AIMessage("An error."), "known?"], True),
+}
+
+
+@pytest.mark.parametrize(("messages", "hidden"), WITH_FILES.values(), ids=list(WITH_FILES))
+def test_an_image_that_the_gate_does_not_read_hides_nothing(messages, hidden):
+    """Regression: for "fix this" with a screenshot of an error, the LLM could not search for the error."""
+    model, events = Agent(), EventRecorder()
+    agent = agent_of(model, gate=RetrievalGate(ReadsHistory())).with_config(callbacks=[events])
+    decision = ask(agent, *messages)["retrieval_decision"]
+    assert model.shown[0] == (["add"] if hidden else ["search_docs", "add"])
+    assert (decision.retrieve, decision.p_known, decision.override is None) == (not hidden, 0.8, hidden)
+    assert [event["retrieve"] for event in events.events] == [not hidden]
+    if not hidden:
+        assert decision.reason == f"{decision.override.reason} because"
+
+
+def test_a_rule_of_the_application_hides_tools_from_a_message_with_an_image():
+    model, rule = Agent(), Override(retrieve=False, reason="It asks about the image alone.")
+    decision = Decision(question="Describe it.", retrieve=False, p_known=0.2, override=rule)
+    gate = RunnableLambda(lambda messages: decision)
+    ask(agent_of(model, gate=gate), HumanMessage([{"type": "text", "text": "Describe it."}, SCREENSHOT]))
+    assert model.shown == [["add"]]
+
+
 CHOICES = [
     ("search_docs", None),
     ({"type": "function", "function": {"name": "search_docs"}}, None),
@@ -284,3 +324,50 @@ def test_sub_agents_that_pass_on_their_state_do_not_hide_the_tools_of_their_agen
     assert sorted(judge.questions) == ["known one?", "known two?", "unknown?"]
     assert model.shown == [["search_docs", "task"]] * 2
     assert found["retrieval_decision"].question in ("known one?", "known two?")
+
+
+@each(INVOKES)
+def test_a_message_that_arrives_while_the_agent_runs_hides_nothing(call):
+    """Regression: the decision about the user's first message also hid the tools for one that was sent meanwhile."""
+    judge, model, queue = Judge(), Agent(tasks=["x"]), ["unknown now?"]
+
+    @tool
+    def task(question: str) -> str:
+        """Work while the user writes on."""
+        model.tasks = []
+        return "done"
+
+    @before_model
+    def steer(state, runtime):
+        if state["messages"][-1].type == "tool" and queue:
+            return {"messages": [HumanMessage(queue.pop())]}
+
+    middleware = RetrievalGateMiddleware(judge, tools=[search_docs])
+    agent = create_agent(model, [search_docs, task], middleware=[middleware, steer])
+    found = call(agent, {"messages": [HumanMessage("known?")]})
+    assert model.shown == [["task"], ["search_docs", "task"], ["search_docs", "task"]]
+    assert (found["messages"][-1].text, judge.questions) == ("answer after found", ["known?"])
+
+
+@each(INVOKES)
+@pytest.mark.parametrize("message", [HumanMessage("unknown?", id="1"), HumanMessage("unknown?")])
+def test_a_question_that_is_edited_before_the_model_reads_it_hides_nothing(call, message):
+    """Regression: the search tool stayed hidden for the edited question."""
+    model, thread = Agent(), {"configurable": {"thread_id": "1"}}
+    agent = agent_of(model, checkpointer=InMemorySaver(), interrupt_before=["model"])
+    call(agent, {"messages": [HumanMessage("known?", id="1")]}, thread)
+    edited = agent.update_state(thread, {"messages": [message]})
+    call(agent, None, edited)
+    assert model.shown == [["search_docs", "add"]]
+
+
+def test_a_summary_that_replaces_the_question_while_the_agent_runs_leaves_the_decision():
+    model = Agent()
+    summary = HumanMessage("Summary.", additional_kwargs={"lc_source": "summarization"})
+
+    @before_model
+    def summarize(state, runtime):
+        return {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), summary]}
+
+    ask(agent_of(model, summarize), "known?")
+    assert model.shown == [["add"]]

@@ -4,6 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from langchain.chat_models import init_chat_model
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -24,12 +25,18 @@ from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.langchain.chat_models import get_llm_name
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.llama_index import GatedQueryEngine, RetrievalGateSelector
+from tests.begun_answers import EventRecorder
+from tests.langchain_fakes import INVOKES, each
 from tests.llama_index_parts import Rag
 from tests.scripted_proxy import ScriptedProxy
 
 
 def openai(model, **options):
     return ChatOpenAI(model=model, api_key="none", **options)
+
+
+def chosen_by_the_call(**defaults):
+    return init_chat_model(configurable_fields=("model",), api_key="none", **defaults)
 
 
 class Named(FakeListChatModel):
@@ -104,6 +111,13 @@ ARMS = {
         ),
         "amazon.nova-pro-v1:0",
     ),
+    "chosen by the call, with a default": (
+        chosen_by_the_call(model="gpt-4o", model_provider="openai"),
+        "gpt-4o",
+    ),
+    # Regression: TypeError; this is the example in LangChain's docs.
+    "chosen by the call": (chosen_by_the_call(temperature=0), ""),
+    "chosen by the call, with tools": (PROMPT | chosen_by_the_call(temperature=0).bind_tools([]), ""),
     "another server's model": (openai("m.gguf", base_url="http://localhost:8080/v1"), "m.gguf"),
     "another server, whose model has no name": (
         ChatOpenAI(api_key="x", base_url="http://localhost:8080/v1"),
@@ -154,6 +168,76 @@ def test_every_gate_of_a_router_judges_the_same_llm_and_a_given_name_goes_first(
         router = gate.route(retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True)
         for part in answer_first_gates(router.gate.gate):
             assert ability_of(part).llm.startswith(judged)
+
+
+CHOSEN = {
+    "by init_chat_model": (
+        chosen_by_the_call(model="gpt-4o", model_provider="openai"),
+        {"model": "llama-3.2-1b-instruct"},
+    ),
+    "by init_chat_model, without a default": (
+        PROMPT | chosen_by_the_call(model_provider="openai"),
+        {"model": "llama-3.2-1b-instruct"},
+    ),
+    "a field": (
+        PROMPT | BIG.configurable_fields(model_name=ConfigurableField("m")).with_retry(),
+        {"m": "llama-3.2-1b-instruct"},
+    ),
+    "a field of a binding": (
+        BIG.configurable_fields(model_name=ConfigurableField("m")).with_config(
+            configurable={"m": "llama-3.2-1b-instruct"}
+        ),
+        {},
+    ),
+    "an alternative": (
+        BIG.configurable_alternatives(ConfigurableField("m"), small=SMALLEST, bad=SMALL),
+        {"m": "small"},
+    ),
+}
+
+
+@pytest.mark.model
+@each(INVOKES)
+@pytest.mark.parametrize("options", [{}, {"answer_first": True}], ids=["plain", "answer_first"])
+@pytest.mark.parametrize("what", CHOSEN)
+def test_the_llm_that_a_call_chooses_is_judged(call, options, what):
+    """Regression: with gpt-4o by default, questions that llama-3.2-1b cannot answer were skipped for it, too."""
+    direct, chosen = CHOSEN[what]
+    events, judged = EventRecorder(), []
+    always = RetrievalGate(threshold=1.1).route(
+        retrieve=RunnableLambda(lambda question: question), direct=direct, **options
+    )
+    for configurable in ({}, chosen):
+        call(always, "Who wrote Hiawatha?", {"configurable": configurable, "callbacks": [events]})
+        judged.append(events.events[-1]["llm"].split(" ")[0])
+    assert judged[1].startswith("llama-3.2-1b")
+    assert judged[0].startswith("llama-3.2-1b") is (not chosen)
+    unknown = {"configurable": {"m": "no such alternative"}, "callbacks": [events]}
+    assert call(always, "Who wrote Hiawatha?", unknown) == "Who wrote Hiawatha?"
+
+
+@pytest.mark.model
+def test_a_batch_whose_items_choose_llms_judges_each_by_its_own():
+    direct, chosen = CHOSEN["a field"]
+    events = EventRecorder()
+    chain = RetrievalGate(threshold=1.1).route(
+        retrieve=RunnableLambda(lambda question: question), direct=direct
+    )
+    configs = [{"configurable": c, "callbacks": [events]} for c in ({}, chosen, {})]
+    assert chain.batch(["one?", "two?", "three?"], configs) == ["one?", "two?", "three?"]
+    judged = {event["question"]: event["llm"].startswith("llama") for event in events.events}
+    assert judged == {"one?": False, "two?": True, "three?": False}
+
+
+@pytest.mark.parametrize("arm", ["retrieve", "direct"])
+def test_a_model_that_takes_the_whole_config_as_its_options_cannot_be_in_an_arm(arm):
+    """Regression: each call failed in OpenAI's client: "unexpected keyword argument '__rgate_ahead'"."""
+    options = {"model": "gpt-4o", "model_provider": "openai", "configurable_fields": "any", "api_key": "none"}
+    arms = {"retrieve": BIG, "direct": BIG}
+    with pytest.raises(ConfigurationError, match=rf"{arm}=.*every key.*Hint: .*config_prefix="):
+        RetrievalGate("constant:never").route(**{**arms, arm: PROMPT | init_chat_model(**options)})
+    prefixed = init_chat_model(**options, config_prefix="llm")
+    RetrievalGate("constant:never").route(**{**arms, arm: PROMPT | prefixed})
 
 
 def test_a_gate_that_judges_no_llm_takes_no_name():

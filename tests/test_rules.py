@@ -245,7 +245,7 @@ def test_a_rule_decides_in_a_router_whatever_is_found_or_begun(name, threshold, 
 
 def test_langchain_takes_rules_and_keeps_them():
     gate = RetrievalGate("constant:never", always=["Which clause?", CONTRACT])
-    assert gate.for_arm(Writer()).invoke(ASKED).override.retrieve
+    assert gate.for_llm("gpt-4o").invoke(ASKED).override.retrieve
     replaced = RetrievalGate(gate.gate, always=re.compile("lease"), never=CONTRACT)
     assert replaced.invoke(ASKED).retrieve is False
     examples = RetrievalGate("constant:never", always=["Which clause?"])

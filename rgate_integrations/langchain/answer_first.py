@@ -43,7 +43,7 @@ from langchain_core.tracers.context import _configure_hooks
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream, PartialAnswer
-from rgate_integrations.langchain.chat_models import runnables_in, with_logprobs
+from rgate_integrations.langchain.chat_models import chooses_llm, get_llm_name, runnables_in, with_logprobs
 from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Call, Flow, variable_set
 from rgate_integrations.runtime.records import read_choice_logprobs
@@ -72,6 +72,16 @@ class DirectArm:
         self.with_logprobs = with_logprobs(arm)
         self.wants_logprobs = True
         self.is_cumulative = next(runnables_in(arm, BaseCumulativeTransformOutputParser), None) is not None
+        self._chooses_llm = chooses_llm(arm)
+
+    def chosen_llm(self, config: RunnableConfig) -> str | None:
+        """Return the name of the LLM that answers in a call; None if its config cannot choose one, or fails to."""
+        if not self._chooses_llm:
+            return None
+        try:
+            return get_llm_name(self.arm, config)
+        except Exception:  # for example, there is no such alternative; the arm raises that itself
+            return None
 
     def merge(self, chunks: Sequence[Any]) -> Any:
         """Merge the arm's chunks into what its ``invoke`` would have returned; None without chunks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -9,11 +10,14 @@ from langchain_core.language_models import BaseChatModel, BaseLanguageModel
 from langchain_core.runnables import (
     Runnable,
     RunnableAssign,
+    RunnableConfig,
     RunnableLambda,
     RunnableParallel,
     RunnableSequence,
 )
 from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
+from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.configurable import DynamicRunnable
 from pydantic import BaseModel
 
 from rgate_integrations.errors import ConfigurationError
@@ -122,35 +126,76 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
     return None
 
 
-def get_llm_name(arm: Runnable[Any, Any]) -> str:
+def chooses_llm(arm: Runnable[Any, Any]) -> bool:
+    """Return whether a call's config may choose the LLM that answers in an arm, so that each call must ask again."""
+    kinds: Any = (DynamicRunnable, _proxy_class())
+    return next(runnables_in(arm, kinds), None) is not None
+
+
+def takes_any_option(arm: Runnable[Any, Any]) -> bool:
+    """Return whether an arm has a model of `init_chat_model` that takes every key of a call's config as an option."""
+    # Not as attributes: those that such a model lacks are looked up in its default model.
+    models = map(vars, runnables_in(arm, _proxy_class()))
+    return any(own.get("_configurable_fields") == "any" and not own.get("_config_prefix") for own in models)
+
+
+def get_llm_name(arm: Runnable[Any, Any], config: RunnableConfig | None = None) -> str:
     """Return the name of the LLM that answers in an arm; with several, such as fallbacks, the least capable one.
 
     Empty if the arm has no model. A model without a name counts as the LLM that the gate assumes for an empty
     name; if that one is the least capable, the result is empty, too.
+
+    Args:
+        arm: The arm.
+        config: The config of a call, which may choose the LLM; None for any call.
+
+    Raises:
+        Exception: The config chooses an LLM that does not exist.
     """
-    names = _llm_names(arm, {})
+    names = _llm_names(arm, {}, config)
     return least_capable(names) if names else ""
 
 
-def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any], around: Sequence[Any] = ()) -> list[str]:
+def _proxy_class() -> Any:
+    """Return the class of `init_chat_model`'s models that a call may choose; ``()`` if it is not imported."""
+    return getattr(sys.modules.get("langchain.chat_models.base"), "_ConfigurableModel", ())
+
+
+def _llm_names(
+    arm: Runnable[Any, Any],
+    options: Mapping[str, Any],
+    config: RunnableConfig | None,
+    around: Sequence[Any] = (),
+) -> list[str]:
     """Return the name of each model that may answer in an arm; an empty name for a model without one.
 
     Args:
         arm: The arm.
         options: What ``bind`` has bound to the arm, which may name another model.
+        config: See `get_llm_name`.
         around: The runnables that contain the arm; see `list_parts`.
     """
     if isinstance(arm, RunnableBindingBase):
-        return _llm_names(arm.bound, {**arm.kwargs, **options}, around)
+        config = None if config is None else merge_configs(arm.config, config)
+        return _llm_names(arm.bound, {**arm.kwargs, **options}, config, around)
+    if isinstance(arm, DynamicRunnable) and config is not None:
+        chosen, config = arm.prepare(config)
+        return _llm_names(chosen, options, config, around)
+    if isinstance(arm, _proxy_class()):
+        try:
+            model = arm._model(config)  # type: ignore[attr-defined]  # noqa: SLF001  it has no public form of this
+        except TypeError:  # without a default model, each call must name one
+            return []
+        return _llm_names(model, options, config, around)
     names: list[str] = []
     if isinstance(arm, RunnableSequence):
         for step in reversed(arm.steps):  # the last model is the one that answers
-            names = names or _llm_names(step, {}, around)
+            names = names or _llm_names(step, {}, config, around)
         return names
     parts = list_parts(arm, around)
     for part in parts:
-        names += _llm_names(part, options, [*around, arm])
-    if not parts:  # a model, or the proxy that init_chat_model returns
+        names += _llm_names(part, options, config, [*around, arm])
+    if not parts:  # a model
         name = _get_model_name(arm, options)
         if name or isinstance(arm, BaseLanguageModel):
             names.append(name)

@@ -172,16 +172,19 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def unadjusted(self) -> Decider:
         """The wrapped gate without the adjustment to a detected LLM: the one in ``llm=`` or in an arm.
 
-        An adjustment to ``llm_name=`` is kept. A copy made by `for_arm` has the same unadjusted gate.
+        An adjustment to ``llm_name=`` is kept. A copy made by `for_llm` has the same unadjusted gate.
         """
         return self._unadjusted
 
-    def for_arm(self, direct: Runnable[Any, Any]) -> Self:
+    def for_llm(self, name: str) -> Self:
         """Return a copy of this gate, adjusted to the LLM that answers in an arm.
 
         If that changes nothing, for example because ``llm_name=`` was given, this gate itself is returned.
+
+        Args:
+            name: The LLM's name; may be empty.
         """
-        key = self.gate, get_llm_name(direct)
+        key = self.gate, name
         # Kept, because calls whose config has this gate share its batches only if they share the copy.
         if key not in self._adjusted:
             self._adjusted[key] = self.gate.for_llm(key[1], LLM_NAME_SOURCE)
@@ -320,14 +323,15 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             )
         searched, gate = self._searched_and_profiled(retrieve, CorpusChain)
         arm = as_runnable(direct, "direct")
+        llm_name = get_llm_name(arm)
         strategy = Strategy.from_options(
             gate.gate,
-            lambda decider: with_config(self._sibling_gate(decider).for_arm(arm), config),
+            lambda decider: with_config(self._sibling_gate(decider).for_llm(llm_name), config),
             answer_first=answer_first,
             look_first=look_first,
             chooses_corpus=next(runnables_in(searched, PerCorpus), None) is not None,
         )
-        strategy.made_for = with_config(gate.for_arm(arm), config)
+        strategy.made_for = with_config(gate.for_llm(llm_name), config)
         return RetrievalRouter(
             strategy.made_for, retrieve=searched, direct=arm, strategy=strategy, condensed_key=condensed_key
         )

@@ -6,9 +6,10 @@ import operator
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.runnables import Runnable
 
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Override
 from rgate_integrations.engine.decider import fallback_decision
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import (
@@ -20,15 +21,16 @@ from rgate_integrations.errors import (
 from rgate_integrations.langchain.decisions import check_decision, emit_decision_event
 from rgate_integrations.langchain.gate import as_gate_runnable
 from rgate_integrations.langchain.graph import retrieves
+from rgate_integrations.langchain.questions import has_images, is_summary
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 with needs_extra("langchain-agents"):
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
     from langchain.agents.middleware.types import PrivateStateAttr, ToolCallRequest
-    from langchain_core.messages import ToolMessage
 
 SEARCH_NOT_NEEDED = "Search was not needed: answer from what you know."
 
+_IMAGE = "The message has an image or a file, which the gate does not read."
 _GENERIC_TYPES = ("function", "custom")  # types of a tool description that do not name the tool
 
 
@@ -36,13 +38,15 @@ class RetrievalGateState(AgentState[Any]):
     """An agent's state with the decision for the current user turn.
 
     ``retrieval_decision`` is the last decision of a `RetrievalGateMiddleware`, maybe in a sub-agent whose tool passes
-    on its state. ``retrieval_decisions`` maps the name of each middleware to its decision. It is private, because a
-    sub-agent's decision, about another question, must not hide the tools of the agent that called it.
+    on its state. ``retrieval_decisions`` maps the name of each middleware to its decision, and
+    ``retrieval_questions`` to the user's message that it is about. Both are private, because a sub-agent's decision,
+    about another question, must not hide the tools of the agent that called it.
     """
 
     # Sub-agents may pass on several decisions at once, of which the last one stays.
     retrieval_decision: NotRequired[Annotated[Decision, lambda earlier, later: later]]
     retrieval_decisions: NotRequired[Annotated[dict[str, Decision], PrivateStateAttr, operator.or_]]
+    retrieval_questions: NotRequired[Annotated[dict[str, str | None], PrivateStateAttr, operator.or_]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -51,8 +55,9 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
     If the model calls a hidden tool anyway, the call is answered without searching. So the tools stay visible if no
     other is left, and the messages have results of tools: some LLMs accept these only with tools. A ``tool_choice``
     that forces a hidden tool is dropped, so put this after any middleware that sets it. The decision is in the
-    agent's state under ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. If the gate fails, or
-    there is no human message, nothing is hidden. An agent may have several of these, for different tools.
+    agent's state under ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. Nothing is
+    hidden if the gate fails, if there is no human message, if it has an image or a file, or if another one arrives
+    while the agent runs. An agent may have several of these, for different tools.
 
     Args:
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
@@ -129,8 +134,17 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
             decision: Any = check_decision((yield Call(self.gate.invoke, self.gate.ainvoke, messages)))
         except InvalidQuestionError as error:  # an agent may run without a question
             decision = fallback_decision(error)
+        if not decision.retrieve and decision.override is None and has_images(messages):
+            # The LLM reads the image, and may have to search for what it shows.
+            override = Override(retrieve=True, reason=_IMAGE)
+            reason = f"{_IMAGE} {decision.reason}".strip()
+            decision = decision.with_retrieve(True, override=override, reason=reason)
         yield from emit_decision_event(decision)
-        return {"retrieval_decision": decision, "retrieval_decisions": {self.name: decision}}
+        return {
+            "retrieval_decision": decision,
+            "retrieval_decisions": {self.name: decision},
+            "retrieval_questions": {self.name: _last_question(messages)},
+        }
 
     def _visible_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         """Return a request with the tools that the model may see.
@@ -162,7 +176,19 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
         return ToolMessage(SEARCH_NOT_NEEDED, tool_call_id=call["id"], name=call["name"])
 
     def _known(self, state: Any) -> bool:
-        return retrieves((state.get("retrieval_decisions") or {}).get(self.name)) is False
+        if retrieves((state.get("retrieval_decisions") or {}).get(self.name)) is not False:
+            return False
+        # Another middleware may have added a message of the user, or an application may have edited the question.
+        question = _last_question(state["messages"])
+        return question is None or question == (state.get("retrieval_questions") or {}).get(self.name)
+
+
+def _last_question(messages: Sequence[Any]) -> str | None:
+    """Return the text of the user's last message; None if there is none, or a summary has replaced it."""
+    for message in reversed(messages):
+        if isinstance(message, HumanMessage) and not is_summary(message):
+            return message.text
+    return None
 
 
 def _names(tool: Any) -> list[str]:

@@ -83,9 +83,14 @@ class UserTurn:
         """
         speakers = []
         for turn in self.history:
-            is_summary = turn.additional_kwargs.get("lc_source") == "summarization"
-            speakers.append("user" if isinstance(turn, HumanMessage) and not is_summary else "assistant")
+            is_user = isinstance(turn, HumanMessage) and not is_summary(turn)
+            speakers.append("user" if is_user else "assistant")
         return tuple(f"{who}: {_read_text(turn)}" for who, turn in zip(speakers, self.history, strict=True))
+
+
+def is_summary(message: BaseMessage) -> bool:
+    """Return whether LangChain's `SummarizationMiddleware` wrote a message, as a summary of earlier ones."""
+    return message.additional_kwargs.get("lc_source") == "summarization"
 
 
 def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
@@ -249,6 +254,16 @@ def _images(messages: Sequence[BaseMessage]) -> list[Any]:
         for part in message.content
         if _part_text(part) is None
     ]
+
+
+def has_images(messages: Sequence[BaseMessage]) -> bool:
+    """Return whether the user's last turn has parts that are not text, such as images."""
+    for message in reversed(messages):
+        if isinstance(message, AIMessage):
+            return False
+        if _images([message]):
+            return True
+    return False
 
 
 def _read_text(message: BaseMessage) -> str:

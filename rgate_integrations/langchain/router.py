@@ -14,7 +14,7 @@ from langchain_core.callbacks import (
     CallbackManagerForChainRun,
 )
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
-from langchain_core.runnables.base import RunnableLike
+from langchain_core.runnables.base import RunnableBindingBase, RunnableLike
 from langchain_core.runnables.utils import (
     Input,
     Output,
@@ -27,7 +27,7 @@ from rgate_integrations.engine.decider import Failed
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
-from rgate_integrations.langchain.chat_models import as_runnable, runnables_in
+from rgate_integrations.langchain.chat_models import as_runnable, get_llm_name, runnables_in, takes_any_option
 from rgate_integrations.langchain.corpora import as_passage, rankings_in
 from rgate_integrations.langchain.decisions import (
     AHEAD_KEY,
@@ -78,10 +78,11 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
         name: The name of its runs in traces.
 
     Raises:
-        ConfigurationError: An arm is not a runnable, function or mapping. The strategy searches before the decision,
-            but the retrieve arm is neither a sequence of steps nor a retriever. Raised by a call: the gate does not
-            return a `Decision`, or the call's config has an invalid threshold. With answer first: the call's config
-            replaces the gate, or a step of ``direct`` is a LangGraph graph.
+        ConfigurationError: An arm is not a runnable, function or mapping, or has a chat model that takes every key of
+            a config as its option. The strategy searches before the decision, but the retrieve arm is neither a
+            sequence of steps nor a retriever. Raised by a call: the gate does not return a `Decision`, or the call's
+            config has an invalid threshold. With answer first: the call's config replaces the gate, or a step of
+            ``direct`` is a LangGraph graph.
         pydantic.ValidationError: The gate is not a runnable.
         InvalidQuestionError: Raised by a call: the input has no question.
     """
@@ -120,6 +121,13 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
                 "judge its partial answers belong to the original gate.",
                 hint="Make one chain per gate with route(...), and choose a chain per call.",
             )
+        for option, arm in (("retrieve", self.retrieve), ("direct", self.direct)):
+            if takes_any_option(arm):
+                raise ConfigurationError(
+                    f"{option}= has a chat model with configurable_fields='any', which takes every key of a call's "
+                    "config as its own option, also those that the router passes to its arms.",
+                    hint="Pass config_prefix= to init_chat_model, or list the fields: configurable_fields=['model'].",
+                )
         # If an arm is a graph, the module is already imported. A function may call one: it returns a whole answer.
         graphs = getattr(sys.modules.get("langgraph.pregel.protocol"), "PregelProtocol", ())
         kinds: Any = (graphs, RunnableLambda)
@@ -133,9 +141,9 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
             )
         # Of the class: a configurable gate would pass on the attribute of its default. With answer first, the gate
         # was adjusted together with the judges, and must stay the one that they were made for.
-        adapt = getattr(type(gate), "for_arm", None)
+        adapt = getattr(type(gate), "for_llm", None)
         if adapt is not None and self.strategy.answer_first is None:
-            self.gate = adapt(gate, self.direct)
+            self.gate = adapt(gate, get_llm_name(self.direct))
         self._direct_arm = DirectArm(self.direct)
         if self.strategy.searches_ahead:
             split_arm(self.retrieve)  # an unsuitable arm raises here, not in the first call
@@ -236,6 +244,14 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
         for item in call.inputs:
             item.result = call.remaining_run(item)
         return call.all_inputs
+
+
+def _adjusted(gate: Any, llm_name: str) -> Any:
+    """Return a gate, perhaps with a config, adjusted to an LLM; a gate that judges none is returned unchanged."""
+    if isinstance(gate, RunnableBindingBase):
+        return gate.model_copy(update={"bound": _adjusted(gate.bound, llm_name)})
+    adjust = getattr(type(gate), "for_llm", None)
+    return gate if adjust is None else adjust(gate, llm_name)
 
 
 def _run_share(share: list[RunInput]) -> Flow[list[Any]]:
@@ -358,9 +374,21 @@ class RouterCall(RoutedCall[RunInput]):
     def _ask(
         self, gate: Any, tag: str, inputs: Sequence[RunInput], **options: Any
     ) -> Flow[Sequence[Decision | Exception]]:
-        configs = [item.run.child(tag) for item in inputs]
-        results = yield from run_batch(gate, [item.gate_input for item in inputs], configs, **options)
-        return list(map(check_decision, results))
+        # Usually one share: only a config that chooses the LLM changes what the gate judges.
+        shares: dict[str | None, list[int]] = {}
+        for index, item in enumerate(inputs):
+            shares.setdefault(self._direct.chosen_llm(item.run.config), []).append(index)
+        results: list[Any] = [None] * len(inputs)
+        for llm_name, share in shares.items():
+            found = yield from run_batch(
+                gate if llm_name is None else _adjusted(gate, llm_name),
+                [inputs[index].gate_input for index in share],
+                [inputs[index].run.child(tag) for index in share],
+                **{name: [values[index] for index in share] for name, values in options.items()},
+            )
+            for index, result in zip(share, found, strict=True):
+                results[index] = check_decision(result)
+        return results
 
     def begin(self, item: RunInput) -> ArmAnswer:
         """Return the direct arm's answer, which starts when its first chunk is requested."""
