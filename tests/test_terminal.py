@@ -61,6 +61,20 @@ def test_nothing_commands_the_terminal(show, capsys):
     assert "a[2Jb" in printed
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("value", "printed"), [("", "\x1b[31mred\x1b[0m\n"), ("1", "red\n")])
+def test_a_terminal_has_no_colours_if_its_user_wants_none(value, printed, monkeypatch):
+    """Regression: NO_COLOR was ignored."""
+    monkeypatch.setenv("NO_COLOR", value)
+    with redirect_stdout(Terminal()) as out:
+        say("red", fg="red")
+    assert out.getvalue() == printed
+
+
 def test_a_log_gets_no_progress_bar(capsys):
     """Regression: it got an empty line."""
     with progress_bar("asking", stopped="Nothing is lost.") as report:
