@@ -169,11 +169,17 @@ def test_doctor_says_what_is_missing_and_the_command_that_brings_it(cache):
         )
         assert f"  rgate download {name}\n" in page
         assert name in downloads
-    assert found["faiss-gpu"] == ("not installed", 'pip install "rgate-integrations[gpu]"')
     assert found["torch"][0].startswith("2.")
     assert str(cache) in found["cache"][0]
     assert not cache.exists()
     assert rgate("ask", "who?").exception.hint == "Run `rgate download qwen2.5-coder-0.5b-instruct`."
+
+
+def test_doctor_advises_one_of_the_two_faiss(cache, monkeypatch):
+    """Regression: beside faiss-cpu it advised to install faiss-gpu, but both together break the module."""
+    assert [name for name in doctor() if name.startswith("faiss")] == ["faiss-cpu"]
+    monkeypatch.setattr("rgate_integrations.cli.doctor.find_spec", lambda name: None)
+    assert doctor()["faiss-gpu"] == ("not installed", 'pip install "rgate-integrations[gpu]"')
 
 
 def test_doctor_says_what_first_use_would_fetch_and_what_is_cached(cache, online):

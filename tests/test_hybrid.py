@@ -1,5 +1,7 @@
 """BM25 and hybrid search, on hand-made passages."""
 
+import unicodedata
+
 import pytest
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError
@@ -46,6 +48,24 @@ def test_bm25_finds_passages_in_scripts_without_spaces():
     bm25 = BM25Index([Passage(i, t) for i, t in texts.items()])
     found = bm25.search(["怎么重置密码?", "E-903とは", "表示されました", "mot"], k=1)
     assert list(map(ids, found)) == [["zh"], ["ja"], ["ja"], ["fr"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("Die Schönbächler AG", "Schönbächler"),  # its accents are characters of their own
+        ("Die Kranken\u00adkasse", "Krankenkasse"),
+        ("The o\ufb03ce", "office"),
+        ("ＡＢＣＤ", "ABCD"),
+        ("pass\u200bword", "password"),
+    ],
+)
+def test_bm25_finds_words_as_pdf_files_spell_them(text, query):
+    """Regression: none of these words was found."""
+    bm25 = BM25Index([Passage("1", unicodedata.normalize("NFD", text)), Passage("2", "Another one")])
+    (found,) = bm25.search([query])
+    assert ids(found) == ["1"]
+    assert found[0].passage.text == unicodedata.normalize("NFD", text)
 
 
 def test_hybrid_fuses_both_sides(index):

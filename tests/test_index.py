@@ -81,6 +81,21 @@ def test_search_finds_the_nearest_in_one_embedding_call(index):
     assert (first[0].passage, first[0].query) == (passages()[0], "aaa")
 
 
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        (Passage("p0", "x"), "Several passages have the id 'p0'"),
+        (Passage("x", "x", metadata={"x": {1}}), "JSON"),
+    ],
+)
+def test_a_passage_that_cannot_be_stored_is_an_error_before_any_is_embedded(last, says):
+    """Regression: for the last of 50,000, it was an error after minutes of embedding the others."""
+    embedder = Mock(wraps=Letters())
+    with pytest.raises(DataFormatError, match=says):
+        PassageIndex.build([*passages(1_100), last], embedder)
+    embedder.embed.assert_not_called()
+
+
 def test_the_nearest_are_those_of_numpy_by_cosine():
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(500, 16)) * rng.uniform(0, 9, size=(500, 1))

@@ -75,6 +75,11 @@ def test_what_the_llm_answered_in_a_log_is_no_gold_answer(tmp_path, from_file):
         ("It was −5 °C.", ["-5"], True),
         ("C", ["C++"], False),
         ("It is A#.", ["A#"], True),
+        # Regression: the LLM quotes a passage from a PDF file, whose letters are spelled in another way.
+        ("Sie heißt Mu\u0308ller.", ["Müller"], True),
+        ("Die Kranken\u00adkasse zahlt.", ["Krankenkasse"], True),
+        ("In the o\ufb03ce of ＡＢＣ, room １２.", ["office of ABC, room 12"], True),
+        ("It is 10².", ["102"], False),
     ],
 )
 def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):

@@ -234,6 +234,16 @@ def test_a_gate_comes_from_the_hub(tmp_path, monkeypatch):
     assert load_gate("you/gate", proxy=ScriptedProxy()).threshold == 0.4
 
 
+def test_a_folder_without_its_gate_is_not_replaced_by_the_hubs_gate_of_that_name(tmp_path, monkeypatch):
+    """Regression: a folder such as gates/new, copied incompletely or not readable, was looked up on the Hub."""
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", pytest.fail)
+    monkeypatch.chdir(tmp_path)
+    save_gate(PROBE, tmp_path / "gates" / "new")
+    (tmp_path / "gates" / "new" / "gate.json").unlink()
+    with pytest.raises(ModelLoadError, match="'gates/new' is not a trained gate"):
+        load_gate("gates/new")
+
+
 # --- what ships -------------------------------------------------------------------------------------------------
 
 

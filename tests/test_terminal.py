@@ -12,7 +12,9 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer import Exit
 
+from rgate_integrations.cli.ask import decide
 from rgate_integrations.cli.terminal import (
     load_object,
     print_json,
@@ -57,6 +59,20 @@ def test_nothing_commands_the_terminal(show, capsys):
     printed = "".join(capsys.readouterr())
     assert not COMMANDS.search(printed)
     assert "a[2Jb" in printed
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("value", "printed"), [("", "\x1b[31mred\x1b[0m\n"), ("1", "red\n")])
+def test_a_terminal_has_no_colours_if_its_user_wants_none(value, printed, monkeypatch):
+    """Regression: NO_COLOR was ignored."""
+    monkeypatch.setenv("NO_COLOR", value)
+    with redirect_stdout(Terminal()) as out:
+        say("red", fg="red")
+    assert out.getvalue() == printed
 
 
 def test_a_log_gets_no_progress_bar(capsys):
@@ -106,9 +122,39 @@ def test_questions_that_are_not_utf_8_are_refused_in_each_locale(locale):
     """Regression: in the locales of containers, "caf\xe9" in Latin-1 was judged as "caf?"."""
     done = process(*ALWAYS, input=b"who?\ncaf\xe9\n", env=ENVIRONMENT | locale)
     assert done.returncode == 1
-    assert b"Standard input is not UTF-8" in done.stderr
+    assert b"Standard input is not UTF-8 in line 2" in done.stderr
     assert b"caf" not in done.stdout
     assert b"Traceback" not in done.stderr
+
+
+class Dialogue(io.RawIOBase):
+    """A program that sends a line, or a part of one, when everything before has been answered."""
+
+    def __init__(self, parts, answers):
+        super().__init__()
+        self.parts, self.answers, self.log = list(parts), answers, []
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        self.log.append(self.answers())
+        part = self.parts.pop(0) if self.parts else b""
+        buffer[: len(part)] = part
+        return len(part)
+
+
+def test_a_program_that_waits_for_each_decision_gets_it(capsys, monkeypatch):
+    """Regression: the first decision came when sixteen lines had been sent, so that such a program waited forever."""
+    parts = [b"\xef\xbb\xbfwho?\n", b"whe", b"re?\r\nwhy\xc3", b"\xa9?\r", b"\n\nwhat?\rhow?"]
+    program = Dialogue(
+        parts, lambda: [json.loads(line)["question"] for line in capsys.readouterr().out.splitlines()]
+    )
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(program)))
+    with pytest.raises(Exit):  # the empty line
+        decide(gate="constant:always", as_json=True)
+    assert program.log == [[], ["who?"], [], ["where?"], [], ["whyé?", "", "what?"]]
+    assert program.answers() == ["how?"]
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])

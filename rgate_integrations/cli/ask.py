@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.models.base import LanguageModel
 
+_BATCH = 16  # maximum number of questions that are decided together
+
 
 def decide(
     questions: QuestionArguments = None,
@@ -72,8 +74,7 @@ def decide(
         corpus=corpus or None,
     )
     count = skipped = failed = 0
-    lines = _read_questions(questions)
-    while batch := list(itertools.islice(lines, 16)):
+    for batch in _read_questions(questions):
         decisions = run(loaded.flow([read_item(question, threshold=threshold) for question in batch]))
         for question, decision in zip(batch, decisions, strict=True):
             count += 1
@@ -119,7 +120,7 @@ def ask(
     loaded.decide(WARM_UP)
     answering.truncate(WARM_UP, 1)
     failed = False
-    for question in _read_questions(questions):
+    for question in itertools.chain.from_iterable(_read_questions(questions)):
         decision = _answer(question, loaded, answering, open_once, k, threshold)
         failed = failed or decision.error is not None
     if failed:
@@ -164,26 +165,43 @@ def _answer(
     return decision
 
 
-def _read_questions(arguments: list[str] | None) -> Iterator[str]:
-    """Yield the questions of the arguments, or else the lines of standard input.
+def _read_questions(arguments: list[str] | None) -> Iterator[list[str]]:
+    """Yield the questions of the arguments, or else the lines of standard input, in batches."""
+    for questions in [arguments] if arguments else _read_lines():
+        for start in range(0, len(questions), _BATCH):
+            yield questions[start : start + _BATCH]
+
+
+def _read_lines() -> Iterator[list[str]]:
+    """Yield the lines of standard input that have arrived: a program may wait for an answer to each line.
 
     Raises:
-        DataFormatError: Standard input is not UTF-8.
+        DataFormatError: A line is not UTF-8.
     """
-    if arguments:
-        yield from arguments
-        return
     if not isinstance(sys.stdin, TextIOWrapper):  # closed
         return
     if sys.stdin.isatty():
-        say("Type one question per line, then Ctrl-D.", err=True)
-    # Whatever the locale. Some editors write a byte order mark at the beginning of a file.
-    sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
+        say("Type one question per line. Ctrl-D ends.", err=True)
+    count = 0
+    rest = b""  # of a line that has not arrived completely
+    while chunk := sys.stdin.buffer.read1(1 << 20):
+        lines = (rest + chunk).splitlines(keepends=True)
+        rest = b"" if lines[-1].endswith(b"\n") else lines.pop()
+        yield [_decode(line, number) for number, line in enumerate(lines, count + 1)]
+        count += len(lines)
+    if rest:
+        yield [_decode(rest, count + 1)]
+
+
+def _decode(line: bytes, number: int) -> str:
+    """Return a line of standard input without its end; raises the error of `_read_lines`."""
     try:
-        for line in sys.stdin:
-            yield line.rstrip("\r\n")
+        # Whatever the locale. Some editors write a byte order mark at the beginning of a file.
+        return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise DataFormatError("Standard input is not UTF-8.", hint="Encode it as UTF-8.") from error
+        raise DataFormatError(
+            f"Standard input is not UTF-8 in line {number}.", hint="Encode it as UTF-8."
+        ) from error
 
 
 def _as_json(question: str, decision: Decision) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 import typer
@@ -55,6 +56,10 @@ def _examine() -> Iterator[tuple[str, str, str]]:
         try:
             yield name, importlib.metadata.version(name), ""
         except importlib.metadata.PackageNotFoundError:
+            if name.startswith("faiss") and find_spec(
+                "faiss"
+            ):  # the other one is installed, and they conflict
+                continue
             yield name, "not installed", f'pip install "rgate-integrations[{extra}]"'
     root = cache_dir()
     # The cache is created on first use. Until then, we report the free space of its nearest existing parent.

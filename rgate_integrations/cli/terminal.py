@@ -244,7 +244,9 @@ def say(text: str = "", *, err: bool = False, **style: Any) -> None:
         err: Whether to print to standard error, which is for everything except results.
         **style: Style for ``typer.secho``, such as ``bold=True``.
     """
-    typer.secho(_COMMANDS.sub("", text), err=err, **style)
+    # Otherwise, it depends on whether the stream is a terminal. See https://no-color.org.
+    color = False if os.environ.get("NO_COLOR") else None
+    typer.secho(_COMMANDS.sub("", text), err=err, color=color, **style)
 
 
 def say_table(names: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool = False) -> None:

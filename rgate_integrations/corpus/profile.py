@@ -112,8 +112,9 @@ class CorpusProfile:
         """Make a profile of a corpus from a sample of at most 1,500 different passages.
 
         Args:
-            texts: The passages, read once; texts over 2,000 characters are split. Remove HTML tags first: with them,
-                fewer questions count as covered.
+            texts: The passages, read once; texts over 2,000 characters are split. Only the first 300 characters of
+                each tell what it is about, so split a few long documents yourself. Remove HTML tags first: with
+                them, fewer questions count as covered.
             name: Name of the corpus.
 
         Raises:

@@ -68,8 +68,10 @@ def saved_folder(name: str | Path) -> Path:
     for folder in (find_folder(name), SHIPPED / name):
         if os.path.isfile(folder / CONFIG):
             return folder
+    # The Hub's gate of this name is somebody else's if a folder here lacks its gate, as after an incomplete copy.
+    is_missing = not os.path.exists(find_folder(name))
     name = str(name)
-    if name.count("/") == 1 and not name.startswith((".", "~", "/")):
+    if is_missing and name.count("/") == 1 and not name.startswith((".", "~", "/")):
         return _from_hub(name)
     raise ModelLoadError(
         f"{name!r} is not a trained gate: neither a folder with a {CONFIG} nor a shipped gate.",

@@ -144,7 +144,7 @@ class PassageIndex:
             MissingDependencyError: FAISS is not installed.
         """
         index = cls(embedder)
-        rows = list(passages)
+        rows = check_passages(passages)  # all of them, before embedding, which takes long
         for start in range(0, len(rows), _BATCH):
             index.add(rows[start : start + _BATCH])
             if report is not None:

@@ -31,7 +31,12 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b(?![+#])")
 # As SQuAD does, "U.S." is "us". LLMs write typographic quotes and hyphens; gold answers, ASCII.
 _DROPPED = string.punctuation + "‘’‚“”„«»´‐‑–"
 _SEPARATORS = "—…،؛؟۔।。、・「」『』《》（），：；！？"  # no white space follows them
-_PUNCTUATION = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SEPARATORS, " "))
+# Ligatures, and full-width digits and letters. NFKC would change the meaning of others: "10²" is not "102".
+_PLAIN = {
+    chr(code): unicodedata.normalize("NFKC", chr(code))
+    for code in (*range(0xFB00, 0xFB07), *range(0xFF10, 0xFF1A), *range(0xFF41, 0xFF5B))
+}
+_PUNCTUATION = str.maketrans(_PLAIN | dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SEPARATORS, " "))
 # Unlike SQuAD's, because "1.5" is not "15", "-5" is not "5", and "C++" is not "C".
 _MEANT = re.compile(
     r"""(
@@ -60,13 +65,15 @@ def normalise(text: str) -> str:
     """Return a text in lower case, without punctuation, English articles and extra white space, as SQuAD does.
 
     Em dashes, and Arabic, Indian, Chinese and Japanese punctuation, count as white space. Decimal points, minus
-    signs, and the symbols of C++ and C# are kept.
+    signs, and the symbols of C++ and C# are kept. It makes no difference how accents, ligatures and full-width
+    letters are encoded.
 
     Examples:
         >>> normalise("The  Beatles, (band)"), normalise("-1,000.5"), normalise("C++")
         ('beatles band', '-1000.5', 'c++')
     """
-    parts = _MEANT.split(text.lower())
+    # Text from PDF files has soft hyphens and, like that from Macs, accents that are characters of their own.
+    parts = _MEANT.split(unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).lower())
     parts[::2] = [part.translate(_PUNCTUATION) for part in parts[::2]]
     parts[1::2] = [part.translate(_MEANT_FORMS) for part in parts[1::2]]
     return " ".join(_ARTICLES.sub(" ", "".join(parts)).split())
