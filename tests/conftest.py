@@ -25,9 +25,6 @@ from tests.tuning_parts import shipped
 
 # Fixtures download what a test needs by its name: nothing else is fetched, whatever a test asks for.
 os.environ["RGATE_OFFLINE"] = "1"
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # A worker has about one core: two that each wait for two threads of torch take up to ten times as long.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No example fails for being slow: on a busy machine all are.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
