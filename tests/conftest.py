@@ -5,9 +5,7 @@ import gc
 import os
 import shutil
 import ssl
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -179,14 +177,11 @@ def url(words):
 def served(smollm2):
     """A LangChain chat model, smollm2, on a real llama.cpp server with two slots."""
     pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
-        import llama_server
+    import llama_server
 
-        file = llama_server.gguf("smollm2-135m-instruct")
-        with llama_server.serving(file, slots=2, context=2048, threads=1) as url:
-            yield llama_server.ServedChat(url=url, tokens=16)
-        sys.modules.pop("llama_server")
+    file = llama_server.gguf("smollm2-135m-instruct")
+    with llama_server.serving(file, slots=2, context=2048, threads=1) as url:
+        yield llama_server.ServedChat(url=url, tokens=16)
 
 
 @pytest.fixture(scope="module")

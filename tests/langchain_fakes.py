@@ -12,7 +12,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
 
 from rgate_integrations.decision import Draft
-from tests.begun_answers import Reader, Shelf
+from tests.begun_answers import Reader, Shelf, TurnReader
 
 # --- ways of calling ---------------------------------------------------------------------------------------
 
@@ -113,6 +113,10 @@ class Judge(Reader):
 
     def p_known(self, question, draft):
         return 0.2 if "unknown" in question else 0.8
+
+
+class ReadsHistory(TurnReader, Judge):
+    """A gate that reads the turns before a question."""
 
 
 class Search(Shelf):

@@ -1,8 +1,6 @@
 """The fit of the heads in the benchmarks: it predicts what is known, and learns nothing about the groups."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.models.base import PooledLayer
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 head_fit = pytest.importorskip("head_fit")
 
 LAYERS = (PooledLayer(1, "question", "mean"), PooledLayer(2, "all", "last"))

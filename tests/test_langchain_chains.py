@@ -10,8 +10,8 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
-from tests.begun_answers import KNOWN, LOOK, Reader, Shelf, TurnReader, Writer
-from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
+from tests.begun_answers import KNOWN, LOOK, Reader, Shelf, Writer
+from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Chat, Judge, ReadsHistory, Search, each, texts
 
 LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
 SHORT = {
@@ -24,10 +24,6 @@ WITH_HISTORY = {
 }
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 READ = "Human: [1] about unknown?\n\n[2] shared|unknown?"
-
-
-class ReadsHistory(TurnReader, Judge):
-    """A gate that reads the turns before a question."""
 
 
 @pytest.fixture

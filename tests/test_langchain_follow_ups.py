@@ -21,8 +21,8 @@ from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, gated_rag
 from rgate_integrations.langchain.questions import CONDENSE_FAILED, parse_question
-from tests.begun_answers import LOOK, TurnReader
-from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each, texts
+from tests.begun_answers import LOOK
+from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, ReadsHistory, Search, each, texts
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 TURNS = [*EARLIER, HumanMessage("And when?")]
@@ -88,10 +88,6 @@ FIRST_QUESTIONS = [
     *({"question": nothing, "messages": [HumanMessage("known?")]} for nothing in (None, "", " \n")),
     *({"input": "known?", "chat_history": nothing} for nothing in ([], None, "", " \n")),
 ]
-
-
-class ReadsHistory(TurnReader, Judge):
-    """A gate that reads the turns before a question."""
 
 
 @pytest.mark.parametrize("value", FOLLOW_UPS.values(), ids=list(FOLLOW_UPS))

@@ -1,7 +1,6 @@
 """The training text: what is held out is held out, both labels stand in every frame, and nothing is left open."""
 
 import re
-import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 
 from tests.test_traffic import DAYS, normalise
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 training_text = pytest.importorskip("training_text")
 text_rows = pytest.importorskip("text_rows")
 text_frames = pytest.importorskip("text_frames")
