@@ -116,11 +116,6 @@ def embedder_model() -> str:
     return download(DEFAULT_EMBEDDER).name
 
 
-@pytest.fixture(scope="session")
-def minilm() -> str:
-    return download("all-minilm-l6-v2").name
-
-
 @pytest.fixture
 def online(monkeypatch):
     """A process that may fetch what is missing on first use."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import operator
 import threading
 
 import pytest
@@ -39,11 +40,9 @@ STREAMS = {
 
 def whole(stream):
     """Return a way of calling that adds up the chunks of a stream."""
-
-    def call(chain, value, config=None):
-        return functools.reduce(lambda total, chunk: total + chunk, STREAMS[stream](chain, value, config))
-
-    return call
+    return lambda chain, value, config=None: functools.reduce(
+        operator.add, STREAMS[stream](chain, value, config)
+    )
 
 
 INVOKES = {

@@ -75,10 +75,9 @@ WRONG = {
 def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
     with pytest.raises(
         ConfigurationError,
-        match="'docs', 'hr', 'web', but the chains, retrievers or tools are named 'docs', 'web'",
-    ) as caught:
+        match=r"'docs', 'hr', 'web', but the chains, .* are named 'docs', 'web'\. Hint: .*same names",
+    ):
         make()
-    assert "same names" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -166,9 +165,10 @@ def test_a_gate_of_other_corpora_in_a_calls_config_is_an_error_and_a_known_quest
     configurable = router.configurable_fields(gate=ConfigurableField(id="gate"))
     config = {"configurable": {"gate": RetrievalGate(Elsewhere())}}
     assert call(configurable, "unknown to hr") == "found"
-    with pytest.raises(ConfigurationError, match=r"corpus 'news', for which .* no chain") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"corpus 'news', for which .* no chain.* Hint: .*'docs', 'hr', 'web'"
+    ):
         call(configurable, "unknown to hr", config)
-    assert "'docs', 'hr', 'web'" in caught.value.hint
     assert call(configurable, "a known one", config) == "direct"
 
 

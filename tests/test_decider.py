@@ -27,12 +27,8 @@ def direct(**values):
 
 @pytest.fixture(params=DRIVERS)
 def decide(request):
-    """Decides with a user's own gate, from a thread or a task."""
-
-    def decide(gate, *items):
-        return DRIVERS[request.param](resolve_gate(gate).flow(items))
-
-    return decide
+    """Decides with a user's own gate, from a thread or a task: ``decide(gate, *items)``."""
+    return lambda gate, *items: DRIVERS[request.param](resolve_gate(gate).flow(items))
 
 
 class Own:

@@ -322,9 +322,8 @@ def test_the_same_files_are_made_of_the_hubs(encoder, hub_folder, tmp_path):
     ],
 )
 def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, says):
-    with pytest.raises(ModelLoadError, match=says) as caught:
+    with pytest.raises(ModelLoadError, match=f"{says}.* Hint: .*rgate download {ENCODER}"):
         Encoder(with_damage(cached_path(ENCODER), tmp_path / "encoder", name, damage))
-    assert f"rgate download {ENCODER}" in caught.value.hint
 
 
 def test_doctor_reads_with_it(tmp_path, monkeypatch):

@@ -39,8 +39,7 @@ def test_fitted_heads_tell_what_is_known():
     test, heads = examples(seed=1), fit(examples())
     own = test.abilities == 0
     assert roc_auc_score(test.known[own], heads.known_logits(test.states[own], 0.0)) > 0.9
-    abler = heads.p_fact_known(test.states[~own], 6.0, 0.0)
-    assert abler.mean() > 0.9
+    assert heads.p_fact_known(test.states[~own], 6.0, 0.0).mean() > 0.9
     assert heads.default_ability == (0.0, RECIPE.ability_sd)  # the head itself is for this LLM
 
 

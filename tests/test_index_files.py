@@ -32,9 +32,8 @@ def write(root, facts=FACTS, saved=SAVED, vectors=VECTORS):
 
 
 def assert_refused(root, error=IndexCorruptError):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=r" Hint: .*[Bb]uild"):
         PassageIndex.load(root, Letters())
-    assert "uild" in caught.value.hint
 
 
 def test_what_is_made_up_here_could_be_an_index(root):
@@ -97,9 +96,8 @@ def test_an_index_that_this_user_may_not_read_is_called_neither_missing_nor_dama
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, step, refuse)
-    with pytest.raises(IndexCorruptError, match="Permission denied") as caught:
+    with pytest.raises(IndexCorruptError, match=r"Permission denied.* Hint: .*permissions"):
         PassageIndex.load(root, Letters())
-    assert "permissions" in caught.value.hint
 
 
 def test_another_format_is_to_be_built_again(root):

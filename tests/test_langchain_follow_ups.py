@@ -311,6 +311,5 @@ def test_a_follow_up_is_searched_for_with_what_it_follows_on(kind, question, sea
 def test_a_guard_inside_a_gated_chain_keeps_its_decision_about_a_follow_up(question, searched, call):
     search, judge = Search(), Judge()
     gate = RetrievalGate(judge)
-    chain = gated_rag(gate.guard(search), LLM, gate=gate)
-    call(chain, [*EARLIER, HumanMessage(question)])
+    call(gated_rag(gate.guard(search), LLM, gate=gate), [*EARLIER, HumanMessage(question)])
     assert (sorted(search.queries), judge.questions) == (sorted(searched), [question])

@@ -173,8 +173,7 @@ def test_a_profile_reads_the_passages_of_an_index_in_memory(monkeypatch):
     monkeypatch.setattr("rgate_integrations.llama_index.retriever.profile_texts", lambda texts, name: texts)
     nodes = [TextNode(text=text, relationships=SOURCE) for text in TEXTS.values()]
     index = VectorStoreIndex(nodes, embed_model=MockEmbedding(8))
-    read = profile_searched(index.as_retriever())["corpus"]
-    assert sorted(read) == sorted(TEXTS.values())
+    assert sorted(profile_searched(index.as_retriever())["corpus"]) == sorted(TEXTS.values())
 
 
 @both_ways

@@ -77,8 +77,7 @@ GESCHICHTE = (
 @pytest.mark.parametrize("form", ["{story} {asked}", "{asked} {story}", "{story}\n\n{asked}\n\n{story}"])
 def test_own_matters_are_found_inside_a_paragraph(story, asked, form):
     """Regression: of these fifteen, most were skipped."""
-    decision = load_gate().decide(form.format(story=story, asked=asked))
-    assert decision.retrieve
+    assert load_gate().decide(form.format(story=story, asked=asked)).retrieve
 
 
 def test_the_reason_quotes_the_sentence_about_own_matters():

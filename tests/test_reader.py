@@ -209,9 +209,8 @@ def test_question_and_begun_answer_are_read_in_one_pass(reader):
     ],
 )
 def test_missing_and_damaged_files_are_noticed(reader, tmp_path, name, damage, says):
-    with pytest.raises(ModelLoadError, match=says) as caught:
+    with pytest.raises(ModelLoadError, match=f"{says}.* Hint: .*rgate download {READER}"):
         Reader(with_damage(cached_path(READER), tmp_path / "reader", name, damage))
-    assert f"rgate download {READER}" in caught.value.hint
 
 
 def test_without_its_file_every_question_is_retrieved_for(tmp_path, monkeypatch):

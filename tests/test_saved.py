@@ -36,8 +36,7 @@ def test_a_gate_is_read_back_as_it_was_saved(tmp_path):
 
 
 def test_a_saved_gate_decides_by_its_threshold_and_model_unless_others_are_given(tmp_path):
-    name = str(save_gate(PROBE, tmp_path / "g"))
-    gate = load_gate(name).gate
+    gate = load_gate(str(save_gate(PROBE, tmp_path / "g"))).gate
     assert (gate.threshold, gate.proxy, gate.replace(threshold=0.9).threshold) == (0.4, "scripted", 0.9)
     # Regression: the threshold and the proxy of the artefact before it stayed.
     other = str(save_gate(replace(PROBE, threshold=0.7, base_model="other"), tmp_path / "h"))
@@ -221,11 +220,9 @@ def test_a_gate_that_contains_a_saved_one_finds_it_after_both_have_moved(tmp_pat
     assert load_gate("new/inner").decides_like(load_gate(str(tmp_path / "new" / "inner")))
     # Regression: the error was that '../inner' is not a trained gate, and did not name the gate that contains it.
     Path("new/inner").rename("new/elsewhere")
-    with pytest.raises(
-        ModelLoadError, match=r"'new/outer' contains the gate '\.\./inner', which is not there"
-    ) as caught:
+    says = r"'new/outer' contains the gate '\.\./inner', which is not there.* Hint: Copy both folders"
+    with pytest.raises(ModelLoadError, match=says):
         load_gate("new/outer")
-    assert "Copy both folders" in caught.value.hint
 
 
 def test_a_gate_comes_from_the_hub(tmp_path, monkeypatch):

@@ -19,8 +19,7 @@ WHOLE = [each for each in LANGUAGES if "latn" not in each and each != "mixed"]
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_one_others():
-    again = training_text.make_training_rows()
-    assert again == rows()
+    assert training_text.make_training_rows() == rows()
     other = training_text.make_training_rows(seed=1)
     assert [row.text for row in other] != [row.text for row in rows()]
     assert {row.frame for row in other} >= {row.frame for row in rows() if row.source in ("work", "helpers")}
