@@ -117,6 +117,12 @@ def embedder_model() -> str:
 
 
 @pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """The test's folder is the cache."""
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+
+
+@pytest.fixture
 def online(monkeypatch):
     """A process that may fetch what is missing on first use."""
     for name in OFFLINE:

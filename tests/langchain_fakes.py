@@ -8,8 +8,9 @@ import threading
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableLambda
 from pydantic import Field
 
 from rgate_integrations.decision import Draft
@@ -82,6 +83,10 @@ def runs_named(name, runs):
 
 
 # --- scripted parts ----------------------------------------------------------------------------------------
+
+EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
+LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
+"""Answers with its prompt."""
 
 
 class Judge(Reader):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -39,6 +38,7 @@ from rgate_integrations.models.download import (
 )
 from rgate_integrations.runtime.files import write_atomically, write_folder
 from tests.commands import rgate
+from tests.damaged import forbidden
 from tests.fake_server import running
 
 LEADS = {
@@ -263,13 +263,9 @@ def test_a_cache_that_cannot_be_written(corpus, cache):
 
 def test_what_this_user_may_not_read_is_not_called_missing(corpus, cache, monkeypatch):
     """Regression: a container without rights to its models was told to download what it had."""
-
-    def refuse(path, *_):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
     download("test-leads")
     monkeypatch.setenv("RGATE_OFFLINE", "1")
-    monkeypatch.setattr("rgate_integrations.models.download.read_file", refuse)
+    monkeypatch.setattr("rgate_integrations.models.download.read_file", forbidden)
     for look in (cached_path, download, partial(fetch_path, what="corpus")):
         with pytest.raises(ModelLoadError, match=r"this user may not read.* Hint: .*RGATE_CACHE"):
             look("test-leads")

@@ -326,8 +326,8 @@ def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, 
         Encoder(with_damage(cached_path(ENCODER), tmp_path / "encoder", name, damage))
 
 
-def test_doctor_reads_with_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_doctor_reads_with_it(tmp_path):
     manifest = json.dumps({"revision": adapter_digest()})
     write_folder(tmp_path / ENCODER, {"rgate.json": manifest, TOKENS: "no model", WEIGHTS: "no weights"})
     found = {name: (state, remedy) for name, state, remedy in _examine()}

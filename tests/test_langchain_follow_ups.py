@@ -22,9 +22,19 @@ from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, gated_rag
 from rgate_integrations.langchain.questions import CONDENSE_FAILED, parse_question
 from tests.begun_answers import LOOK
-from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, ReadsHistory, Search, each, texts
+from tests.langchain_fakes import (
+    BATCHES,
+    EARLIER,
+    INVOKES,
+    LLM,
+    Chat,
+    Judge,
+    ReadsHistory,
+    Search,
+    each,
+    texts,
+)
 
-EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 TURNS = [*EARLIER, HumanMessage("And when?")]
 LINES = ("user: Who wrote Hamlet?", "assistant: Shakespeare.")
 PAIRS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")]
@@ -275,7 +285,6 @@ def test_the_draft_sees_the_history():
 
 # --- what is searched for -----------------------------------------------------------------------------------------
 
-LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
 NEW = "What is unknown about Ophelia?"
 SEARCHED = {
     "a follow-up": ("And when is it unknown?", ["Who wrote Hamlet?\nAnd when is it unknown?"]),
