@@ -1,4 +1,4 @@
-"""The tests. Side by side, each process computes in one thread: more than there are cores wait for one another."""
+"""The tests. Side by side, each process computes in one thread: two that wait for each other take longer."""
 
 import os
 

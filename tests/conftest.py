@@ -5,9 +5,7 @@ import gc
 import os
 import shutil
 import ssl
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,9 +23,6 @@ from tests.tuning_parts import shipped
 
 # Fixtures download what a test needs by its name: nothing else is fetched, whatever a test asks for.
 os.environ["RGATE_OFFLINE"] = "1"
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # A worker has about one core: two that each wait for two threads of torch take up to ten times as long.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No example fails for being slow: on a busy machine all are.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -121,9 +116,10 @@ def embedder_model() -> str:
     return download(DEFAULT_EMBEDDER).name
 
 
-@pytest.fixture(scope="session")
-def minilm() -> str:
-    return download("all-minilm-l6-v2").name
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """The test's folder is the cache."""
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
 
 
 @pytest.fixture
@@ -182,14 +178,11 @@ def url(words):
 def served(smollm2):
     """A LangChain chat model, smollm2, on a real llama.cpp server with two slots."""
     pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
-        import llama_server
+    import llama_server
 
-        file = llama_server.gguf("smollm2-135m-instruct")
-        with llama_server.serving(file, slots=2, context=2048, threads=1) as url:
-            yield llama_server.ServedChat(url=url, tokens=16)
-        sys.modules.pop("llama_server")
+    file = llama_server.gguf("smollm2-135m-instruct")
+    with llama_server.serving(file, slots=2, context=2048, threads=1) as url:
+        yield llama_server.ServedChat(url=url, tokens=16)
 
 
 @pytest.fixture(scope="module")

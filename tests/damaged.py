@@ -1,6 +1,12 @@
-"""Copies of model folders with one file damaged."""
+"""Copies of model folders with one file damaged, and files that may not be read."""
 
+import errno
 import shutil
+
+
+def forbidden(path, *_, **__):
+    """Stands for a function that reads a file, which this user may not read."""
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
 def with_damage(folder, copy, name, damage):

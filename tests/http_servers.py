@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import ClassVar
 from unittest.mock import AsyncMock, patch
 
+import httpx
+
 from rgate_integrations import Decision
 from rgate_integrations.engine.loading import WARM_UP
 from rgate_integrations.serving.app import make_app
@@ -15,6 +17,8 @@ from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.server import make_server
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
+
+CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
 
 
 def free_port():

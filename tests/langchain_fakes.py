@@ -2,17 +2,19 @@
 
 import asyncio
 import functools
+import operator
 import threading
 
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableLambda
 from pydantic import Field
 
 from rgate_integrations.decision import Draft
-from tests.begun_answers import Reader, Shelf
+from tests.begun_answers import Reader, Shelf, TurnReader
 
 # --- ways of calling ---------------------------------------------------------------------------------------
 
@@ -39,11 +41,9 @@ STREAMS = {
 
 def whole(stream):
     """Return a way of calling that adds up the chunks of a stream."""
-
-    def call(chain, value, config=None):
-        return functools.reduce(lambda total, chunk: total + chunk, STREAMS[stream](chain, value, config))
-
-    return call
+    return lambda chain, value, config=None: functools.reduce(
+        operator.add, STREAMS[stream](chain, value, config)
+    )
 
 
 INVOKES = {
@@ -84,6 +84,10 @@ def runs_named(name, runs):
 
 # --- scripted parts ----------------------------------------------------------------------------------------
 
+EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
+LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
+"""Answers with its prompt."""
+
 
 class Judge(Reader):
     """A gate that retrieves for questions with "unknown" in them; it makes a draft of its own, or none.
@@ -113,6 +117,10 @@ class Judge(Reader):
 
     def p_known(self, question, draft):
         return 0.2 if "unknown" in question else 0.8
+
+
+class ReadsHistory(TurnReader, Judge):
+    """A gate that reads the turns before a question."""
 
 
 class Search(Shelf):

@@ -465,12 +465,10 @@ def test_a_damaged_measurement_is_refused(tmp_path, content):
 @pytest.mark.parametrize("name", ["./nope", "../nope", "~/nope", "./ability-llama-3.1-8b", "./\0"])
 def test_a_path_to_nothing_is_no_name_where_the_user_gives_it(name):
     """Regression: a mistyped folder was judged as an LLM of that name, here as Llama-3.1-8B."""
-    with pytest.raises(ConfigurationError, match="does not exist") as caught:
+    with pytest.raises(ConfigurationError, match=r"does not exist.* Hint: .*rgate ability"):
         load_gate(llm_name=name)
-    assert "rgate ability" in caught.value.hint
     assert isinstance(rgate("gates", "--llm", name).exception, ConfigurationError)
-    found = load_gate().gate.for_llm(name, "the chain")  # a server's own path
-    assert found.llm_name == name
+    assert load_gate().gate.for_llm(name, "the chain").llm_name == name  # a server's own path
 
 
 def test_a_folder_that_exists_and_a_path_of_a_server_are_names(tmp_path, monkeypatch):

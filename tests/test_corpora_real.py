@@ -95,8 +95,7 @@ def test_another_gate_that_screens_does_not_hide_what_is_covered(folders):
 
 
 def test_what_a_rule_retrieves_is_searched_where_it_belongs(folders):
-    rules = {"always": [re.compile("Hamlet"), QUESTIONS["canteen"]]}
-    gate = load_gate(corpus=folders, **rules)
+    gate = load_gate(corpus=folders, always=[re.compile("Hamlet"), QUESTIONS["canteen"]])
     for asked, name in ((f"{QUESTIONS['leave']} Ask Hamlet.", "leave"), (QUESTIONS["canteen"], "canteen")):
         decision = gate.decide(asked)
         assert decision.override.reason.startswith("A rule in always=")

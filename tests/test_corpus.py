@@ -76,8 +76,7 @@ def test_a_sample_has_each_passage_once_whatever_the_order():
     assert len(one.texts) == len(set(one.texts)) == 50
     assert (one.seen, other.seen) == (1000, 2000)
     assert sample_texts(iter(texts), 5_000).seen == len(sample_texts(texts, 5_000).texts) == 1000
-    documents = sample_texts(["x" * 5_000, " \n", "x" * 5_000], 50)
-    assert sorted(map(len, documents.texts)) == [1_000, 2_000]
+    assert sorted(map(len, sample_texts(["x" * 5_000, " \n", "x" * 5_000], 50).texts)) == [1_000, 2_000]
 
 
 def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_codes():
@@ -281,9 +280,8 @@ def rewrite(folder, **changes):
 )
 def test_a_damaged_profile_is_a_typed_error(fake, tmp_path, damage, message):
     damage(CorpusProfile.from_texts(LOGGER).save(tmp_path / "p"))
-    with pytest.raises(ProfileError, match=message) as caught:
+    with pytest.raises(ProfileError, match=f"{message}.* Hint: "):
         load_gate("constant:always", corpus=tmp_path / "p")
-    assert caught.value.hint
 
 
 def test_texts_are_read_once(fake):
@@ -581,6 +579,5 @@ def test_the_command_says_what_it_understood(tmp_path):
     [[], ["--description", "x", "--index", "y"], ["--retriever", "nothing:here"], ["--corpus", "none.jsonl"]],
 )
 def test_the_command_refuses_what_it_cannot_profile(options, tmp_path):
-    done = rgate("profile", "--out", tmp_path / "p", *options)
-    assert done.exit_code != 0
+    assert rgate("profile", "--out", tmp_path / "p", *options).exit_code != 0
     assert not (tmp_path / "p").exists()

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from langchain_core.messages import AIMessage, ChatMessage, HumanMessage
@@ -80,13 +81,9 @@ def test_the_core_decides(call, scripted):
 
 
 def test_what_a_gate_says_when_it_fails():
-    async def afails(questions):
-        fails(questions)
-
-    def fails(questions):
-        raise ValueError(CUT)
-
-    failing = RetrievalGate(SimpleNamespace(decide_batch=fails, adecide_batch=afails))
+    error = {"side_effect": ValueError(CUT)}
+    own = SimpleNamespace(decide_batch=Mock(**error), adecide_batch=AsyncMock(**error))
+    failing = RetrievalGate(own)
     for decision in (failing.invoke("What is known?"), asyncio.run(failing.ainvoke("What is known?"))):
         as_json(decision)
         assert decision.error.message == READ

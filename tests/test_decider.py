@@ -27,12 +27,8 @@ def direct(**values):
 
 @pytest.fixture(params=DRIVERS)
 def decide(request):
-    """Decides with a user's own gate, from a thread or a task."""
-
-    def decide(gate, *items):
-        return DRIVERS[request.param](resolve_gate(gate).flow(items))
-
-    return decide
+    """Decides with a user's own gate, from a thread or a task: ``decide(gate, *items)``."""
+    return lambda gate, *items: DRIVERS[request.param](resolve_gate(gate).flow(items))
 
 
 class Own:
@@ -189,10 +185,3 @@ def test_only_an_own_gate_that_says_so_judges_answers(decide):
     judge, question_gate = answer_first_gates(resolve_gate(Judging()), own)
     alike = [question_gate.decides_like(other) for other in (resolve_gate(own), judge, load_gate())]
     assert alike == [True, False, False]
-
-
-def test_an_own_gate_judges_no_llm_by_its_name():
-    with pytest.raises(ConfigurationError, match="'Own' cannot be adjusted to an LLM"):
-        resolve_gate(Own(), llm_name="gpt-4o")
-    own = resolve_gate(Own())
-    assert own.for_llm("gpt-4o", "the chat model") is own

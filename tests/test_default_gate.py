@@ -148,8 +148,7 @@ def test_facts_in_other_languages_are_skipped_for_an_able_llm_and_news_is_not(ga
     facts = able.decide_batch(FACTS_ELSEWHERE)
     assert [d.question for d in facts if d.retrieve] == []
     assert max(d.cost.model_calls for d in facts) == 1, "the reader, which reads English, is not asked"
-    unknown = gate.decide("Wie hieß der Hund von Theodor Storms Großmutter?")
-    assert unknown.retrieve
+    assert gate.decide("Wie hieß der Hund von Theodor Storms Großmutter?").retrieve
 
 
 def test_a_task_that_was_begun_goes_on():

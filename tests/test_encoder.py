@@ -322,13 +322,12 @@ def test_the_same_files_are_made_of_the_hubs(encoder, hub_folder, tmp_path):
     ],
 )
 def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, says):
-    with pytest.raises(ModelLoadError, match=says) as caught:
+    with pytest.raises(ModelLoadError, match=f"{says}.* Hint: .*rgate download {ENCODER}"):
         Encoder(with_damage(cached_path(ENCODER), tmp_path / "encoder", name, damage))
-    assert f"rgate download {ENCODER}" in caught.value.hint
 
 
-def test_doctor_reads_with_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_doctor_reads_with_it(tmp_path):
     manifest = json.dumps({"revision": adapter_digest()})
     write_folder(tmp_path / ENCODER, {"rgate.json": manifest, TOKENS: "no model", WEIGHTS: "no weights"})
     found = {name: (state, remedy) for name, state, remedy in _examine()}

@@ -44,9 +44,8 @@ def test_it_gives_means_over_the_question_alone(layer):
 
 
 def test_it_reads_no_begun_answer():
-    with pytest.raises(EvidenceError, match="not drafts or partial answers") as caught:
+    with pytest.raises(EvidenceError, match=r"not drafts or partial answers.* Hint: .*smollm2-135m"):
         EncoderProxy().hidden(ANSWER, [{"question": "Who?"}], [Draft(text="Bo")], LAYERS)
-    assert "smollm2-135m-instruct" in caught.value.hint
 
 
 @pytest.mark.model

@@ -175,9 +175,8 @@ def test_a_batch_may_mix_strings_requests_and_what_is_neither(scripted):
 @pytest.mark.parametrize("question", [None, 5, b"who?", "", " \n\t", "\0", ["who?"], Unprintable()], ids=type)
 def test_an_invalid_question_is_refused_and_the_others_are_decided(scripted, call, question):
     gate = load_gate("prompt", proxy=scripted)
-    with pytest.raises(InvalidQuestionError) as caught:
+    with pytest.raises(InvalidQuestionError, match=r" Hint: "):
         call(gate, question)
-    assert caught.value.hint
     bad, good = gate.decide_batch([question, HAMLET])
     assert (bad.retrieve, bad.error.type, good.error) == (True, "InvalidQuestionError", None)
 

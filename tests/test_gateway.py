@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-import httpx
 import pytest
 from starlette.requests import Request
 
@@ -18,11 +17,10 @@ from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 from rgate_integrations.tuning.questions import read_questions
-from tests.http_servers import Blocking, Broken, Unsure, Words, listening, serving_gateway
+from tests.http_servers import CLIENT, Blocking, Broken, Unsure, Words, listening, serving_gateway
 from tests.patience import PATIENCE
 from tests.scripted_upstream import ANSWER, CALL, ScriptedUpstream, Shelf
 
-CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
 FIRST_TOKENS = AnswerFirst(tokens=3)
 HAMLET = "who wrote hamlet?"
 USER = {"role": "user", "content": HAMLET}

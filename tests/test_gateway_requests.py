@@ -5,18 +5,16 @@ import gzip
 import json
 import operator
 
-import httpx
 import pytest
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.follow_ups import list_search_texts
 from rgate_integrations.serving.llm_requests import parse_turn
 from rgate_integrations.serving.upstream import Upstream, UpstreamAnswer
-from tests.http_servers import Words, listening, serving_gateway
+from tests.http_servers import CLIENT, Words, listening, serving_gateway
 from tests.scripted_upstream import ANSWER, ScriptedUpstream, Shelf, completion
 from tests.test_gateway import HAMLET, USER, Unsure, gateway, gateway_headers
 
-CLIENT = httpx.Client(timeout=60)
 DEVELOPER = {"role": "developer", "content": "Be brief."}
 SYSTEM = {"role": "system", "content": "Be brief."}
 PREFILL = {"role": "assistant", "content": "It was"}

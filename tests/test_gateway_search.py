@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -27,13 +28,6 @@ class Returns(Shelf):
     def search(self, queries, k):
         super().search(queries, k)
         return self.found(queries, k) if callable(self.found) else self.found
-
-
-def raises(error):
-    def fail(*arguments, **options):
-        raise error
-
-    return fail
 
 
 class Condensing(ScriptedUpstream):
@@ -69,12 +63,12 @@ WRONG = {
     "no text": [[Hit(Passage("1", None), 1.0)]],
     "no title": [[Hit(Passage("1", "x", title=None), 1.0)]],
     "bytes": [[Hit(Passage("1", b"x"), 1.0)]],
-    "error": raises(OSError("index gone")),
-    "speechless": raises(SpeechlessError()),
-    "stops": raises(StopIteration()),
-    "exits": raises(SystemExit(1)),
-    "panics": raises(Panic("no index")),
-    "late": raises(TimeoutError("no answer")),
+    "error": Mock(side_effect=OSError("index gone")),
+    "speechless": Mock(side_effect=SpeechlessError()),
+    "stops": Mock(side_effect=StopIteration()),
+    "exits": Mock(side_effect=SystemExit(1)),
+    "panics": Mock(side_effect=Panic("no index")),
+    "late": Mock(side_effect=TimeoutError("no answer")),
 }
 
 
@@ -222,7 +216,7 @@ async def test_no_more_threads_search_than_may_and_the_others_wait(
 def test_whatever_breaks_in_the_gateway_the_upstream_is_asked(part, monkeypatch):
     with gateway(Words()) as between:
         between.ask("known")
-        monkeypatch.setattr(DecisionService, part, raises(RuntimeError("broken")))
+        monkeypatch.setattr(DecisionService, part, Mock(side_effect=RuntimeError("broken")))
         response = between.ask()
     assert response.status_code == 200
     assert gateway_headers(response)["error"] == "RuntimeError"

@@ -1,8 +1,6 @@
 """The fit of the heads in the benchmarks: it predicts what is known, and learns nothing about the groups."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.models.base import PooledLayer
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 head_fit = pytest.importorskip("head_fit")
 
 LAYERS = (PooledLayer(1, "question", "mean"), PooledLayer(2, "all", "last"))
@@ -42,8 +39,7 @@ def test_fitted_heads_tell_what_is_known():
     test, heads = examples(seed=1), fit(examples())
     own = test.abilities == 0
     assert roc_auc_score(test.known[own], heads.known_logits(test.states[own], 0.0)) > 0.9
-    abler = heads.p_fact_known(test.states[~own], 6.0, 0.0)
-    assert abler.mean() > 0.9
+    assert heads.p_fact_known(test.states[~own], 6.0, 0.0).mean() > 0.9
     assert heads.default_ability == (0.0, RECIPE.ability_sd)  # the head itself is for this LLM
 
 

@@ -206,7 +206,7 @@ def test_shapes_that_do_not_fit_are_refused(part, name, shape):
 # --- segments ----------------------------------------------------------------------------------------------
 
 
-TASK, NEWS = (9, 0, 0, 0), (0, 0, 9, 0)
+TASK, NEWS, NEAR = (9, 0, 0, 0), (0, 0, 9, 0), (1, -9, 0, 0)
 KNOWN, UNKNOWN = (0, 9, 0, 3), (0, 9, 0, -3)
 LONG = "one two three four five six seven eight nine ten eleven twelve"
 
@@ -462,25 +462,26 @@ def test_a_request_close_to_the_threshold_is_of_the_kind_that_both_models_see(wi
 
 
 @pytest.mark.parametrize(
-    ("asked", "english_bias", "threshold"),
+    ("asked", "state", "english_bias", "threshold"),
     [
-        ("We are two. We are here.", 1.0, 0.5),
-        ("What is due", -1.0, 0.5),
-        ("What is due", 1.0, 0.0),
-        ("What is due", 1.0, 1.5),
+        ("We are two. We are here.", NEAR, 1.0, 0.5),
+        ("What is due", NEAR, -1.0, 0.5),
+        ("What is due", NEAR, 1.0, 0.0),
+        ("What is due", NEAR, 1.0, 1.5),
+        ("Who was his barber", (0, 9, 0, -1.5), 1.0, 0.5),  # it too is close to the threshold, in logits
     ],
-    ids=["several segments", "another language", "never retrieves", "always retrieves"],
+    ids=[
+        "several segments",
+        "another language",
+        "never retrieves",
+        "always retrieves",
+        "a fact hardly known",
+    ],
 )
-def test_the_reader_has_no_say_about_other_requests(with_reader, asked, english_bias, threshold):
+def test_the_reader_has_no_say_about_other_requests(with_reader, asked, state, english_bias, threshold):
     reader = Reader(states=NEWS)
-    states = dict.fromkeys((asked, "We are two.", "We are here."), (1, -9, 0, 0))
+    states = dict.fromkeys((asked, "We are two.", "We are here."), state)
     with_reader(reader, states, english_bias=english_bias, threshold=threshold, only=asked)
-    assert reader.read == []
-
-
-def test_a_fact_that_the_llm_can_hardly_know_is_not_read_for_its_kind(with_reader):
-    reader = Reader()
-    with_reader(reader, {"Who was his barber": (0, 9, 0, -1.5)})  # close to the threshold, in logits
     assert reader.read == []
 
 

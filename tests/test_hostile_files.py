@@ -287,9 +287,8 @@ def test_any_bytes_in_a_gate_are_a_gate_or_refused(gate_folder, noise, at, name,
 )
 def test_a_gate_whose_configuration_is_no_object_cannot_be_read(gate_folder, text):
     (gate_folder / "gate.json").write_text(text)
-    with pytest.raises(ModelLoadError, match=r"cannot be read|is damaged") as caught:
+    with pytest.raises(ModelLoadError, match=r"(cannot be read|is damaged).* Hint: "):
         load_gate(str(gate_folder))
-    assert caught.value.hint
 
 
 def named(folder, gates):

@@ -117,8 +117,7 @@ def test_a_megabyte_does_not_block_the_event_loop(text):
     """Measured in time of the processor, which other work on the machine does not lengthen."""
     gate = load_gate(timeout=DEADLINE)
     gate.decide(WARM_UP)  # loads the models
-    longest = asyncio.run(_longest_callback(gate, hostile(text)))
-    assert longest < BLOCKED
+    assert asyncio.run(_longest_callback(gate, hostile(text))) < BLOCKED
 
 
 async def _longest_callback(gate, text):

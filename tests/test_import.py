@@ -87,15 +87,16 @@ def test_deciding_and_searching_need_neither_torch_nor_transformers(embedder_mod
 def test_a_module_that_is_there_but_does_not_fit_is_not_said_to_be_missing():
     """Regression: it was "needed, but not installed"."""
     with (
-        pytest.raises(MissingDependencyError, match="cannot import name 'no' from 'json'") as caught,
+        pytest.raises(
+            MissingDependencyError,
+            match=r"cannot import name 'no' from 'json'.* Hint: .*pip install --upgrade",
+        ),
         needs_extra("local"),
     ):
         from json import no  # noqa: F401
-    assert "pip install --upgrade" in caught.value.hint
     with (
-        pytest.raises(MissingDependencyError, match="module 'nowhere' is needed") as caught,
+        pytest.raises(MissingDependencyError, match=r"module 'nowhere' is needed.* Hint: .*\[serve\]\"$"),
         needs_extra("local"),
         needs_extra("serve"),
     ):
         import nowhere  # noqa: F401
-    assert caught.value.hint.endswith('[serve]"')

@@ -270,8 +270,7 @@ def test_labels_that_cannot_be_made_are_refused(tmp_path, prior, options, direct
 
 
 @pytest.fixture
-def forty(tmp_path, monkeypatch):
-    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+def forty(tmp_path, own_cache):
     lines = [{"question": f"q{i}? ", "gold_answers": ["Paris"], "dataset": "d"} for i in range(40)]
     return write(tmp_path / "q.jsonl", *lines)
 

@@ -25,8 +25,8 @@ from rgate_integrations.decision import Decision, Override
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
-from tests.begun_answers import EventRecorder, TurnReader
-from tests.langchain_fakes import INVOKES, Judge, each
+from tests.begun_answers import EventRecorder
+from tests.langchain_fakes import INVOKES, Judge, ReadsHistory, each
 
 
 class Agent(GenericFakeChatModel):
@@ -175,10 +175,6 @@ def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():
     without = changing(lambda request: {"tools": [t for t in request.tools if t.name != "search_docs"]})
     agent = agent_of(Agent(), without, tools=[search_docs])
     assert ask(agent, "known?")["retrieval_decision"].retrieve is False
-
-
-class ReadsHistory(TurnReader, Judge):
-    """A gate that reads the turns before a question."""
 
 
 def test_earlier_tool_calls_are_not_sent_without_tools():

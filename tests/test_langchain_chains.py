@@ -2,7 +2,7 @@
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import AIMessage, ChatMessage, HumanMessage, SystemMessage
+from langchain_core.messages import ChatMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 
@@ -10,10 +10,21 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
-from tests.begun_answers import KNOWN, LOOK, Reader, Shelf, TurnReader, Writer
-from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
+from tests.begun_answers import KNOWN, LOOK, Reader, Shelf, Writer
+from tests.langchain_fakes import (
+    EARLIER,
+    INVOKES,
+    LLM,
+    SINGLES,
+    STREAMS,
+    Chat,
+    Judge,
+    ReadsHistory,
+    Search,
+    each,
+    texts,
+)
 
-LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
 SHORT = {
     "prompt": ChatPromptTemplate.from_template("{context}|{question}"),
     "direct_prompt": ChatPromptTemplate.from_template("direct {question}"),
@@ -22,12 +33,7 @@ WITH_HISTORY = {
     "prompt": ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "rag {question} {context}")]),
     "direct_prompt": ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "direct {question}")]),
 }
-EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 READ = "Human: [1] about unknown?\n\n[2] shared|unknown?"
-
-
-class ReadsHistory(TurnReader, Judge):
-    """A gate that reads the turns before a question."""
 
 
 @pytest.fixture

@@ -21,10 +21,20 @@ from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, gated_rag
 from rgate_integrations.langchain.questions import CONDENSE_FAILED, parse_question
-from tests.begun_answers import LOOK, TurnReader
-from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each, texts
+from tests.begun_answers import LOOK
+from tests.langchain_fakes import (
+    BATCHES,
+    EARLIER,
+    INVOKES,
+    LLM,
+    Chat,
+    Judge,
+    ReadsHistory,
+    Search,
+    each,
+    texts,
+)
 
-EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 TURNS = [*EARLIER, HumanMessage("And when?")]
 LINES = ("user: Who wrote Hamlet?", "assistant: Shakespeare.")
 PAIRS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")]
@@ -88,10 +98,6 @@ FIRST_QUESTIONS = [
     *({"question": nothing, "messages": [HumanMessage("known?")]} for nothing in (None, "", " \n")),
     *({"input": "known?", "chat_history": nothing} for nothing in ([], None, "", " \n")),
 ]
-
-
-class ReadsHistory(TurnReader, Judge):
-    """A gate that reads the turns before a question."""
 
 
 @pytest.mark.parametrize("value", FOLLOW_UPS.values(), ids=list(FOLLOW_UPS))
@@ -279,7 +285,6 @@ def test_the_draft_sees_the_history():
 
 # --- what is searched for -----------------------------------------------------------------------------------------
 
-LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
 NEW = "What is unknown about Ophelia?"
 SEARCHED = {
     "a follow-up": ("And when is it unknown?", ["Who wrote Hamlet?\nAnd when is it unknown?"]),
@@ -315,6 +320,5 @@ def test_a_follow_up_is_searched_for_with_what_it_follows_on(kind, question, sea
 def test_a_guard_inside_a_gated_chain_keeps_its_decision_about_a_follow_up(question, searched, call):
     search, judge = Search(), Judge()
     gate = RetrievalGate(judge)
-    chain = gated_rag(gate.guard(search), LLM, gate=gate)
-    call(chain, [*EARLIER, HumanMessage(question)])
+    call(gated_rag(gate.guard(search), LLM, gate=gate), [*EARLIER, HumanMessage(question)])
     assert (sorted(search.queries), judge.questions) == (sorted(searched), [question])

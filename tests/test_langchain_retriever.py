@@ -1,7 +1,5 @@
 """LangChain: indexes as retrievers, and the cookbook's chains on real models."""
 
-import pathlib
-
 import pytest
 
 from rgate_integrations import load_gate
@@ -9,9 +7,6 @@ from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageInd
 from rgate_integrations.langchain import IndexRetriever
 from tests.langchain_fakes import INVOKES, each
 from tests.test_index import Letters
-
-COOKBOOK = str(pathlib.Path(__file__).parent.parent / "cookbook")
-
 
 PASSAGES = [Passage("paris", "Paris is the capital of France.", title="Paris"), Passage("b", "Rome is old.")]
 
@@ -42,8 +37,7 @@ def test_what_a_passage_says_of_itself_is_kept():
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_the_cookbook_chain_runs_on_real_models(smollm2, embedder_model, monkeypatch):
-    monkeypatch.syspath_prepend(COOKBOOK)
+def test_the_cookbook_chain_runs_on_real_models(smollm2, embedder_model):
     from langchain_chain import build_chain
 
     index = PassageIndex.build([Passage(id="1", title="Zorblat", text="The capital of Zorblat is Quimbo.")])
@@ -60,7 +54,6 @@ def test_the_cookbook_qdrant_store_runs_on_real_models(smollm2, embedder_model, 
 
     pytest.importorskip("langchain_qdrant")
     download("encyclopedia-leads")
-    monkeypatch.syspath_prepend(COOKBOOK)
     import qdrant
 
     store = qdrant.build_store(25)

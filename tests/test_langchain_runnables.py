@@ -211,8 +211,7 @@ def pickled(runnable):
 def test_copies_and_pickles(again):
     gate = RetrievalGate("constant:never", threshold=0.2)
     assert dumpd(again(gate)) == dumpd(gate)
-    router = again(gate.route(retrieve=str.upper, direct=str.lower))
-    assert router.invoke("Ada") == "ada"
+    assert again(gate.route(retrieve=str.upper, direct=str.lower)).invoke("Ada") == "ada"
 
 
 @pytest.mark.parametrize("answer_first", [False, AnswerFirst(prefetch=True, question_gate=None)])

@@ -261,34 +261,24 @@ def test_a_router_in_a_graph_puts_nothing_into_checkpoints():
     assert not [key for checkpoint in found for key in checkpoint.metadata if "decided" in key]
 
 
-def ask_the_user(question):
-    return f"answered, {interrupt('May I answer from memory?')}"
-
-
-def search_if_allowed(question):
-    return [Document(f"found, {interrupt('May I search?')}")]
-
-
-def clarify(messages):
-    return f"known, {interrupt('Which one?')}"
-
-
-def draft_if_allowed(messages):
-    return f"Perhaps, {interrupt('May I draft?')}"
+def asking(said):
+    """A step that asks the user before it goes on."""
+    return RunnableLambda(lambda _: f"{said}, {interrupt('May I?')}")
 
 
 ANSWER_FIRST = AnswerFirst(question_gate=None)
+SEARCH = asking("found") | (lambda text: [Document(text)])
 CONTENT = RunnableLambda(lambda documents: documents[0].page_content)
 ASKING = {
-    "a search": (
-        {},
-        {"retrieve": RunnableLambda(search_if_allowed) | CONTENT, "look_first": LOOK},
-        "unknown?",
-    ),
-    "condensing": ({"condense": clarify}, {"retrieve": str}, "And when?"),
-    "a draft": ({"llm": RunnableLambda(draft_if_allowed)}, {"retrieve": str}, "unknown?"),
+    "a search": ({}, {"retrieve": SEARCH | CONTENT, "look_first": LOOK}, "unknown?"),
+    "condensing": ({"condense": asking("known")}, {"retrieve": str}, "And when?"),
+    "a draft": ({"llm": asking("Perhaps")}, {"retrieve": str}, "unknown?"),
     # Regression: the interrupt counted as a failure of the LLM, so the other arm ran.
-    "an answer": ({}, {"retrieve": str, "direct": ask_the_user, "answer_first": ANSWER_FIRST}, "known?"),
+    "an answer": (
+        {},
+        {"retrieve": str, "direct": asking("answered"), "answer_first": ANSWER_FIRST},
+        "known?",
+    ),
 }
 
 

@@ -103,10 +103,21 @@ def test_a_question_in_other_letters_is_the_same_question(form):
         assert plain_text(LETTERS[form](question)).replace("？", "?") == plain_text(question)
 
 
+NAMES = [  # of more than an emoji or the bot
+    "<@U02AB3CD4>",
+    ":wave:",
+    "What does <@U02AB3CD4> say?",
+    "at 10:32:11 or 9:15",
+    "a ::b:: c",
+    "x&nbsp",
+    "&#87;",
+]
+
+
 @pytest.mark.parametrize(
-    "text", [*SCRIPTS, "", ASCII, "👍", "🎉🎉🎉🎉", "\u200b\u200b", "Hi 🙂", "Vive la 🇫🇷"]
+    "text", [*SCRIPTS, *NAMES, "", ASCII, "👍", "🎉🎉🎉🎉", "\u200b\u200b", "Hi 🙂", "Vive la 🇫🇷"]
 )
-def test_what_other_scripts_need_stays(text):
+def test_what_other_scripts_need_and_what_names_more_than_an_emoji_stays(text):
     assert plain_text(text) == text
 
 
@@ -145,22 +156,6 @@ def test_what_is_not_encoded_text(text):
 def test_hostile_text_takes_linear_time(text):
     assert detect_encoding(text) == ""
     assert plain_text(f"{text}é").startswith(text[:9])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<@U02AB3CD4>",
-        ":wave:",
-        "What does <@U02AB3CD4> say?",
-        "at 10:32:11 or 9:15",
-        "a ::b:: c",
-        "x&nbsp",
-        "&#87;",
-    ],
-)
-def test_what_names_more_than_an_emoji_or_the_bot_stays(text):
-    assert plain_text(text) == text
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ LOGPROBS = (0.0, -0.25)
 @pytest.mark.parametrize("chats", [False, True], ids=["completes", "chats"])
 def test_everything_that_decides_lets_the_llm_draft(gate, call, chats):
     llm = Writer(chats=chats)
-    engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=llm, tokens=2)
-    call(engine, "query", "unknown?")
+    call(GatedQueryEngine.from_defaults(Rag(), gate, llm=llm, tokens=2), "query", "unknown?")
     call(ClaimFusionRetriever([Shelf()], gate, draft_llm=llm, tokens=2), "retrieve", "unknown?")
     found = [(d.text, d.tokens, d.logprobs, d.model) for (d,) in gate.drafts]
     assert found == [("Perhaps it", ("Perhaps", " it"), LOGPROBS, "writer")] * 2

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -325,7 +324,6 @@ async def test_the_event_loop_is_free_while_a_gate_decides(llm, make):
 
 @pytest.mark.model
 async def test_the_cookbook_runs_on_real_models(smollm2, embedder_model, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
     import llama_index_engine
     import llama_index_workflow
 

@@ -296,8 +296,7 @@ def test_llama_index_engines_judge_their_llm():
     for gate in answer_first_gates(engine.decider.gate):
         assert ability_of(gate).llm.startswith("gpt-4o")
     assert engine.decider.gate.gate.llm_name_source == "LlamaIndex's metadata"
-    shared = RetrievalGateSelector().decider.unadjusted
-    assert engine.decider.unadjusted.decides_like(shared)
+    assert engine.decider.unadjusted.decides_like(RetrievalGateSelector().decider.unadjusted)
     given = GatedQueryEngine.from_defaults(Rag(), load_gate(llm_name="phi-4"), llm=llm)
     assert ability_of(given.decider.gate).llm == "phi-4"
     assert ability_of(GatedQueryEngine.from_defaults(Rag(), llm=MockLLM()).decider.gate) is None

@@ -157,6 +157,7 @@ CONVERSATION = [
     {"role": "assistant", "content": "Hello!"},
     {"role": "user", "content": "Who?"},
 ]
+WHO = HumanMessage([{"type": "text", "text": "Who?"}])
 WITH_OTHER_BLOCKS = AIMessage(
     [
         {"type": "thinking", "thinking": "Hm."},
@@ -169,32 +170,25 @@ WITH_OTHER_BLOCKS = AIMessage(
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("later", "expected"),
     [
-        AIMessage("Hello!"),
-        AIMessageChunk("Hello!"),  # regression: what was streamed was of an unknown type
-        WITH_OTHER_BLOCKS,  # regression: what LangChain cannot read as blocks was a bare KeyError
+        ([AIMessage("Hello!"), WHO], CONVERSATION[1:]),
+        ([AIMessageChunk("Hello!"), WHO], CONVERSATION[1:]),  # regression: of an unknown type
+        ([WITH_OTHER_BLOCKS, WHO], CONVERSATION[1:]),  # regression: a bare KeyError, as was the next
+        ([FunctionMessage("12", name="add")], [{"role": "function", "content": "12"}]),
     ],
-    ids=["plain", "streamed", "with other blocks"],
+    ids=["plain", "streamed", "with blocks that LangChain cannot read", "of an old agent"],
 )
-def test_a_conversation_goes_through_the_models_template(proxy, answer):
-    turns = [HumanMessage("Hi"), answer, HumanMessage([{"type": "text", "text": "Who?"}])]
-    tokens = LocalChat(proxy=proxy, max_tokens=2).invoke(turns).usage_metadata["input_tokens"]
-    assert tokens == len(proxy.encoder.encode_chat(CONVERSATION))
+def test_a_conversation_goes_through_the_models_template(proxy, later, expected):
+    answer = LocalChat(proxy=proxy, max_tokens=2).invoke([HumanMessage("Hi"), *later])
+    tokens = len(proxy.encoder.encode_chat([CONVERSATION[0], *expected]))
+    assert answer.usage_metadata["input_tokens"] == tokens
 
 
 def test_tokens_are_counted_in_the_models_own_vocabulary(proxy):
     """Regression: LangChain asked the Hub for GPT-2's, and counted none where that failed."""
     chat = LocalChat(proxy=proxy)
     assert chat.get_num_tokens("Hello there") == len(proxy.runner.encoder.ids("Hello there")) > 0
-
-
-def test_a_message_of_an_old_agent_keeps_its_role(proxy):
-    """Regression: KeyError."""
-    turns = [HumanMessage("Hi"), FunctionMessage("12", name="add")]
-    tokens = LocalChat(proxy=proxy, max_tokens=2).invoke(turns).usage_metadata["input_tokens"]
-    expected = [CONVERSATION[0], {"role": "function", "content": "12"}]
-    assert tokens == len(proxy.encoder.encode_chat(expected))
 
 
 # Regression: of the assistant's, the image was left out without a word.

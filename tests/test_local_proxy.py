@@ -188,9 +188,10 @@ def test_hidden_states_are_pooled_over_the_span(smollm2):
 @pytest.mark.model
 def test_a_model_without_the_layer_is_named(smollm2):
     """Regression: "tuple index out of range", for a gate with proxy="all-minilm-l6-v2"."""
-    with pytest.raises(ModelLoadError, match=r"layer 31 of its model, but '.*' has only 30") as caught:
+    with pytest.raises(
+        ModelLoadError, match=r"layer 31 of its model, .* has only 30.* Hint: .*without proxy="
+    ):
         smollm2.hidden(ANSWER, VALUES[:1], None, ((31, "question", "mean"), (1, "all", "last")))
-    assert "without proxy=" in caught.value.hint
 
 
 # --- prompts -------------------------------------------------------------------------------------------------

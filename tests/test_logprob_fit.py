@@ -1,14 +1,10 @@
 """The head for log-probabilities is fitted the way it is used: with the question, weighted by its kind."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from rgate_integrations.gates.artifacts import LogprobHead
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 fits = pytest.importorskip("logprobs")
 
 HEAD = LogprobHead(text=0.5, total=0.1, least=1.2, mean=2.0, bias=3.0)

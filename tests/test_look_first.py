@@ -236,8 +236,7 @@ def test_a_callers_threshold_that_is_reached_overrides_passages_before_an_answer
 ):
     """Regression: passages sent a question to the retrieve arm whose P(known) reached the caller's threshold."""
     made = decision(p_known, signals=signals).model_copy(update={"question": "Zorba?"})
-    look = LookFirst(model=COVERED, min_gain=-0.2)
-    decided = settle(made, found, CLEAR, look, direct_threshold=0.95)
+    decided = settle(made, found, CLEAR, LookFirst(model=COVERED, min_gain=-0.2), direct_threshold=0.95)
     assert (decided and decided.outcome) == outcome
 
 

@@ -2,12 +2,9 @@
 
 import random
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 mixtures = pytest.importorskip("mixtures")
 
 

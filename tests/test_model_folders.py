@@ -96,9 +96,8 @@ CODE = {
 def test_no_way_of_code_into_an_embedder_is_open(embedder, way):
     CODE[way](embedder)
     says = "references the module class|contains custom code|Expecting property name"
-    with pytest.raises(ModelLoadError, match=says) as caught:
+    with pytest.raises(ModelLoadError, match=f"({says}).* Hint: "):
         embed(embedder)
-    assert caught.value.hint
 
 
 def test_an_embedder_without_code_of_its_own_embeds(embedder):
@@ -144,13 +143,11 @@ def test_damaged_weights_are_a_typed_error_with_a_hint(llm, tmp_path):
     """Regression: a SafetensorError, without a hint."""
     adapter = save_lora(llm, tmp_path / "adapter")
     Path(adapter, "adapter_model.safetensors").write_bytes(b"\x08\0\0\0")
-    with pytest.raises(ModelLoadError) as caught:
+    with pytest.raises(ModelLoadError, match=r" Hint: "):
         load_adapter(load(llm), adapter, "one")
-    assert caught.value.hint
     (llm / "model.safetensors").write_bytes(b"\x08\0\0\0")
-    with pytest.raises(ModelLoadError) as caught:
+    with pytest.raises(ModelLoadError, match=r" Hint: "):
         load(llm)
-    assert caught.value.hint
 
 
 # --- pickles -----------------------------------------------------------------------------------------------
@@ -179,24 +176,21 @@ PICKLES = {
 @pytest.mark.parametrize("said", PICKLES)
 def test_a_model_is_not_read_from_a_pickle(llm, said):
     PICKLES[said](llm)
-    with pytest.raises(ModelLoadError, match=said) as caught:
+    with pytest.raises(ModelLoadError, match=f"{said}.* Hint: "):
         load(llm)
-    assert caught.value.hint
 
 
 @pytest.mark.parametrize("weight_map", [["other.bin"], {"lm_head.weight": 1}, None])
 def test_a_damaged_index_of_weights_is_named(llm, embedder, weight_map):
     for folder, read in ((llm, load), (embedder, embed)):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-        with pytest.raises(ModelLoadError, match="could not be loaded") as caught:
+        with pytest.raises(ModelLoadError, match=r"could not be loaded.* Hint: "):
             read(folder)
-        assert caught.value.hint
 
 
 def test_a_device_that_is_missing_is_named(llm):
-    with pytest.raises(ModelLoadError, match="device 'no-such-device'") as caught:
+    with pytest.raises(ModelLoadError, match=r"device 'no-such-device'.* Hint: .*cpu"):
         load_pretrained(str(llm), "no-such-device")
-    assert "cpu" in caught.value.hint
 
 
 @pytest.mark.parametrize("config", [[], {"peft_type": 1}, {"peft_type": "LORA", "r": "two"}])
@@ -256,9 +250,10 @@ def test_where_downloads_are_forbidden_no_hub_id_is_looked_up(hub, llm, embedder
     load_adapter(model, adapter, "own")
     assert embed(hub(embedder, "embedder")).shape == (2, 32)
     for missing in (load, embed):
-        with pytest.raises(ModelLoadError) as caught:
+        with pytest.raises(
+            ModelLoadError, match=r" Hint: .*in Hugging Face's cache, because RGATE_OFFLINE=1"
+        ):
             missing("own/missing")
-        assert "must be in Hugging Face's cache, because RGATE_OFFLINE=1" in caught.value.hint
     with pytest.raises(ModelLoadError):
         load_adapter(model, "own/missing", "missing")
     assert looked_up == []
@@ -306,6 +301,7 @@ def test_an_index_of_changed_weights_is_to_be_built_again(embedder, tmp_path):
     assert PassageIndex.load(tmp_path / "index").search(["one"])[0][0].passage.id == "a"
     weights = embedder / "model.safetensors"
     weights.write_bytes(flipped(weights.read_bytes()))
-    with pytest.raises(IndexMismatchError, match="was built with the embedder") as caught:
+    with pytest.raises(
+        IndexMismatchError, match=r"was built with the embedder.* Hint: .*build the index again"
+    ):
         PassageIndex.load(tmp_path / "index")
-    assert "build the index again" in caught.value.hint

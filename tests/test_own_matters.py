@@ -39,6 +39,10 @@ def test_a_source_of_the_askers_own_retrieves(request_text):
         "когда вывозят мусор",
         "kırmızısı var mı",
         "これは防水ですか?",
+        # Regression: a rule to check was skipped.
+        "Lena says the limit is 100 requests per minute. Is that correct?",
+        "Lena says the trial lasts 14 days. Is that right?",
+        "Der Hausmeister sagt, der Keller ist bis neun offen. Stimmt das?",
     ],
 )
 def test_what_only_the_application_knows_retrieves(request_text):
@@ -73,8 +77,7 @@ GESCHICHTE = (
 @pytest.mark.parametrize("form", ["{story} {asked}", "{asked} {story}", "{story}\n\n{asked}\n\n{story}"])
 def test_own_matters_are_found_inside_a_paragraph(story, asked, form):
     """Regression: of these fifteen, most were skipped."""
-    decision = load_gate().decide(form.format(story=story, asked=asked))
-    assert decision.retrieve
+    assert load_gate().decide(form.format(story=story, asked=asked)).retrieve
 
 
 def test_the_reason_quotes_the_sentence_about_own_matters():
@@ -105,19 +108,6 @@ def test_what_a_message_tells_does_not_decide_but_what_it_asks(told, easy, own):
     """Regression: because of what they tell, all of them retrieved."""
     decisions = load_gate().decide_batch([f"{told} {easy}", f"{told} {own}"])
     assert [decision.retrieve for decision in decisions] == [False, True]
-
-
-@pytest.mark.parametrize(
-    "request_text",
-    [
-        "Lena says the limit is 100 requests per minute. Is that correct?",
-        "Lena says the trial lasts 14 days. Is that right?",
-        "Der Hausmeister sagt, der Keller ist bis neun offen. Stimmt das?",
-    ],
-)
-def test_a_rule_to_check_is_an_own_matter(request_text):
-    """Regression: all of them were skipped."""
-    assert load_gate().decide(request_text).retrieve
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The playground, as the cookbook has it, with the real small model behind it."""
 
-from pathlib import Path
-
 import pytest
 
 from rgate_integrations import Decision, load_gate
@@ -12,9 +10,8 @@ from tests.scripted_upstream import Shelf
 def playground():
     """Imported for these tests alone: Gradio takes three seconds."""
     pytest.importorskip("gradio")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[1] / "cookbook"))
-        import playground
+    import playground
+
     return playground
 
 

@@ -91,13 +91,9 @@ def openai(settings_of):
 
 @pytest.fixture
 def ability(flat, settings_of, tmp_path):  # noqa: F811
-    """Runs ``rgate ability`` on a server."""
-
-    def run(server, *options):
-        options += ("--llm", "openai:gpt-5", "--extra-body", json.dumps(settings_of(server)))
-        return rgate("ability", "--out", tmp_path / "mine", *options)
-
-    return run
+    """Runs ``rgate ability`` on a server: ``ability(server, *options)``."""
+    fixed = ["ability", "--out", tmp_path / "mine", "--llm", "openai:gpt-5"]
+    return lambda server, *options: rgate(*fixed, "--extra-body", json.dumps(settings_of(server)), *options)
 
 
 @pytest.mark.parametrize(

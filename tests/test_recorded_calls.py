@@ -3,22 +3,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from rgate_integrations.models.remote import RemoteModel
 from tests.fake_server import Fake
 
+served = pytest.importorskip("served")
+
 WORDS = ["Vincent", " van", " Gogh", "."]
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    import served
-
-    return served
 
 
 def event(data: dict) -> str:
@@ -41,7 +34,7 @@ def url(fake: Callable[..., RemoteModel]) -> str:
     return fake((200, "".join(map(word, WORDS)) + END)).url.removesuffix("/v1")
 
 
-def test_a_call_is_made_once_and_kept(served: ModuleType, url: str, tmp_path: Path) -> None:
+def test_a_call_is_made_once_and_kept(url: str, tmp_path: Path) -> None:
     for _ in range(2):  # the second time from the file alone
         record = served.Record(tmp_path / "llm.jsonl", "llm")
         chat = served.RecordedChat(record=record, url=url, meta={"id": "q1", "arm": "direct"})
@@ -56,7 +49,7 @@ def test_a_call_is_made_once_and_kept(served: ModuleType, url: str, tmp_path: Pa
     assert (call["prompt_tokens"], call["completion_tokens"], call["finish_reason"]) == (20, 5, "stop")
 
 
-def test_a_stream_that_is_left_costs_what_was_written(served: ModuleType, url: str, tmp_path: Path) -> None:
+def test_a_stream_that_is_left_costs_what_was_written(url: str, tmp_path: Path) -> None:
     record = served.Record(tmp_path / "llm.jsonl", "llm")
     chat = served.RecordedChat(record=record, url=url, speed=served.Speed(read=10, written=2))
     stream = chat.stream(served.closed_book("who painted it?"))
@@ -69,7 +62,7 @@ def test_a_stream_that_is_left_costs_what_was_written(served: ModuleType, url: s
     assert chat.seconds == pytest.approx(20 / 10 + 2 / 2)
 
 
-def test_without_a_server_only_the_record_answers(served: ModuleType, tmp_path: Path) -> None:
+def test_without_a_server_only_the_record_answers(tmp_path: Path) -> None:
     chat = served.RecordedChat(record=served.Record(tmp_path / "llm.jsonl", "llm"))
     with pytest.raises(served.NotRecorded):
         chat.invoke(served.closed_book("who painted it?"))

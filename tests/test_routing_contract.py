@@ -235,9 +235,8 @@ QUESTIONS_ONLY = SimpleNamespace(decide_batch=lambda questions: [], adecide_batc
     "gate", ["prompt", load_gate("prompt").gate, QUESTIONS_ONLY], ids=["a name", "a Gate", "own"]
 )
 def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(framework, gate):
-    with pytest.raises(ConfigurationError, match="cannot judge a partial answer") as caught:
+    with pytest.raises(ConfigurationError, match=r"cannot judge a partial answer.* Hint: .*question_gate="):
         framework(judge=gate, question_gate=OWN)
-    assert "question_gate=" in caught.value.hint
     assert answer_first_gates(resolve_gate(), gate)[0].name == "answer"
 
 

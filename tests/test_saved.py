@@ -35,9 +35,14 @@ def test_a_gate_is_read_back_as_it_was_saved(tmp_path):
     assert '"auc_mean": 0.7' in (folder / "README.md").read_text()
 
 
-def test_a_saved_gate_decides_by_its_threshold_and_model_unless_others_are_given(tmp_path):
-    name = str(save_gate(PROBE, tmp_path / "g"))
-    gate = load_gate(name).gate
+@pytest.fixture
+def folder(tmp_path):
+    """A saved probe."""
+    return save_gate(PROBE, tmp_path / "g")
+
+
+def test_a_saved_gate_decides_by_its_threshold_and_model_unless_others_are_given(folder, tmp_path):
+    gate = load_gate(str(folder)).gate
     assert (gate.threshold, gate.proxy, gate.replace(threshold=0.9).threshold) == (0.4, "scripted", 0.9)
     # Regression: the threshold and the proxy of the artefact before it stayed.
     other = str(save_gate(replace(PROBE, threshold=0.7, base_model="other"), tmp_path / "h"))
@@ -46,8 +51,7 @@ def test_a_saved_gate_decides_by_its_threshold_and_model_unless_others_are_given
     assert gate.replace(artifact=other, threshold=0.2).threshold == 0.2
 
 
-def test_a_gate_that_a_kill_left_aside_still_loads(tmp_path):
-    folder = save_gate(PROBE, tmp_path / "g")
+def test_a_gate_that_a_kill_left_aside_still_loads(folder, tmp_path):
     folder.rename(tmp_path / ".g-before")
     assert saved_folder(folder) == tmp_path / ".g-before"
     assert load_gate(str(folder), proxy=ScriptedProxy()).threshold == 0.4
@@ -68,8 +72,7 @@ def test_a_gate_that_a_kill_left_aside_still_loads(tmp_path):
         ({"weights_sha256": "0" * 64}, "checksum"),
     ],
 )
-def test_what_a_gate_cannot_be_is_said(tmp_path, changes, why):
-    folder = save_gate(PROBE, tmp_path / "g")
+def test_what_a_gate_cannot_be_is_said(folder, changes, why):
     change(folder, **changes)
     with pytest.raises(ModelLoadError, match=why):
         load_gate(str(folder))
@@ -89,9 +92,8 @@ def test_a_gate_that_lost_any_part_is_refused(tmp_path, gate):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_weights_that_are_replaced_between_their_checksum_and_their_loading_are_refused(
-    tmp_path, monkeypatch, in_place
+    folder, tmp_path, monkeypatch, in_place
 ):
-    folder = save_gate(PROBE, tmp_path / "g")
     other = save_gate(replace(PROBE, weight=PROBE.weight + 1), tmp_path / "h")
 
     def load_later(path):
@@ -115,8 +117,7 @@ def test_weights_that_are_replaced_between_their_checksum_and_their_loading_are_
         ((1 << 24).to_bytes(8, "little") + b"{" + b" " * (1 << 16), "header of its weights"),
     ],
 )
-def test_weights_that_are_no_tensors_are_refused(tmp_path, weights, why):
-    folder = save_gate(PROBE, tmp_path / "g")
+def test_weights_that_are_no_tensors_are_refused(folder, weights, why):
     (folder / "weights.safetensors").write_bytes(weights)
     with pytest.raises(ModelLoadError, match="checksum"):
         read_gate(folder)
@@ -136,11 +137,10 @@ def test_weights_that_are_no_tensors_are_refused(tmp_path, weights, why):
         ("tuned", ConfigurationError, r"artifact.* Hint: .*'\./tuned'"),
     ],
 )
-def test_a_name_of_no_gate_or_of_another_one_is_refused(tmp_path, monkeypatch, name, error, why):
-    save_gate(PROBE, tmp_path / "g")
+def test_a_name_of_no_gate_or_of_another_one_is_refused(folder, monkeypatch, name, error, why):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(error, match=why):
-        load_gate(name.format(folder=tmp_path))
+        load_gate(name.format(folder=folder.parent))
 
 
 # --- what a probe reads -----------------------------------------------------------------------------------------
@@ -221,15 +221,12 @@ def test_a_gate_that_contains_a_saved_one_finds_it_after_both_have_moved(tmp_pat
     assert load_gate("new/inner").decides_like(load_gate(str(tmp_path / "new" / "inner")))
     # Regression: the error was that '../inner' is not a trained gate, and did not name the gate that contains it.
     Path("new/inner").rename("new/elsewhere")
-    with pytest.raises(
-        ModelLoadError, match=r"'new/outer' contains the gate '\.\./inner', which is not there"
-    ) as caught:
+    says = r"'new/outer' contains the gate '\.\./inner', which is not there.* Hint: Copy both folders"
+    with pytest.raises(ModelLoadError, match=says):
         load_gate("new/outer")
-    assert "Copy both folders" in caught.value.hint
 
 
-def test_a_gate_comes_from_the_hub(tmp_path, monkeypatch):
-    folder = save_gate(PROBE, tmp_path / "g")
+def test_a_gate_comes_from_the_hub(folder, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(folder))
     assert load_gate("you/gate", proxy=ScriptedProxy()).threshold == 0.4
 

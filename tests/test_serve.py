@@ -22,12 +22,11 @@ from rgate_integrations.gates.ability import Ability, save_measured
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.server import Guard, make_server
 from rgate_integrations.serving.service import DecisionService
-from tests.http_servers import Blocking, Broken, Words, listening, serving_gate
+from tests.http_servers import CLIENT, Blocking, Broken, Words, listening, serving_gate
 from tests.patience import PATIENCE
 from tests.scripted_upstream import send_raw
 
 typesafe = pytest.importorskip("typesafe_sdk", reason="comes with the dev extra")
-CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
 KNOWN = {"type": "noul", "instructions": "Does the LLM know?"}
 TOKEN = "s3cret"  # noqa: S105
 

@@ -101,13 +101,9 @@ LONG = RequestOptions(thinking_tokens=500)
 
 @pytest.fixture
 def ability(flat, fake, tmp_path):  # noqa: F811
-    """Runs ``rgate ability`` on a server."""
-
-    def run(server, *options):
-        url = fake(server).url
-        return rgate("ability", "--llm", url, "--out", tmp_path / "mine", "--model", "m", *options)
-
-    return run
+    """Runs ``rgate ability`` on a server: ``ability(server, *options)``."""
+    fixed = ["ability", "--out", tmp_path / "mine", "--model", "m"]
+    return lambda server, *options: rgate(*fixed, "--llm", fake(server).url, *options)
 
 
 @pytest.mark.parametrize("dialect", [None, *DIALECTS.values()], ids=["does not think", *DIALECTS])
@@ -148,8 +144,7 @@ OPENAI = {
 
 def test_what_is_refused_is_asked_for_once(ability):
     server = ThinkingServer("hidden", refuses=OPENAI)
-    done = ability(server)
-    assert "measured: 50 of 100" in done.stdout
+    assert "measured: 50 of 100" in ability(server).stdout
     assert (server.refused, len(Fake.seen)) == (3, 3 + 1 + 100)
     assert Fake.seen[-1][1].keys() == {"model", "messages", "max_completion_tokens"}
 

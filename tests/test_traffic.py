@@ -1,13 +1,10 @@
 """The traffic that benchmarks count on: its labels, its mix, and its figures."""
 
 import re
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 traffic = pytest.importorskip("traffic_requests")
 picture = pytest.importorskip("traffic_picture")
 

@@ -139,8 +139,8 @@ def test_provenance_lists_only_what_is_installed(monkeypatch):
 
 
 @pytest.mark.model
-def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_training_from_the_command_line(tiny, tmp_path):
     lines = [line(f"What is {i} plus {i}?", i % 2 == 0, closed_book_text=f"{2 * i}.") for i in range(12)]
     data = write(tmp_path / "sums.jsonl", *lines)
     training = ["train", "--data", data, "--folds", "2", "--tokens", "4", "--proxy", tiny]
@@ -154,8 +154,8 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
-    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path):
     for words, weights, drafted in (("One.", "a", "One."), ("Two.", "a", "One."), ("Two.", "b", "Two.")):
         proxy = Model(lambda question, seed, words=words: words, weights=weights)
         (draft,) = drafts_for(proxy, [Question("who?")], TrainingOptions())
@@ -164,9 +164,9 @@ def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
 
 
 @pytest.mark.model
-def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("own_cache")
+def test_a_gate_for_the_model_itself(tiny, tmp_path):
     """Its own answers are labelled, and it judges under the prompt that they were written for."""
-    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     asked = [{"question": f"What is {i} plus {i}?"} for i in range(12)]
     prompt = answer_prompt("Be brief.")
     answers = shared_proxy(tiny).generate(prompt, asked, tokens=64)

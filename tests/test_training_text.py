@@ -1,7 +1,6 @@
 """The training text: what is held out is held out, both labels stand in every frame, and nothing is left open."""
 
 import re
-import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 
 from tests.test_traffic import DAYS, normalise
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 training_text = pytest.importorskip("training_text")
 text_rows = pytest.importorskip("text_rows")
 text_frames = pytest.importorskip("text_frames")
@@ -21,8 +19,7 @@ WHOLE = [each for each in LANGUAGES if "latn" not in each and each != "mixed"]
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_one_others():
-    again = training_text.make_training_rows()
-    assert again == rows()
+    assert training_text.make_training_rows() == rows()
     other = training_text.make_training_rows(seed=1)
     assert [row.text for row in other] != [row.text for row in rows()]
     assert {row.frame for row in other} >= {row.frame for row in rows() if row.source in ("work", "helpers")}

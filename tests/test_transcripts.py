@@ -50,13 +50,22 @@ OTHERS = [
 @pytest.mark.parametrize("form", CONVERSATIONS)
 def test_a_conversation_is_told_from_its_text(form):
     assert split_transcript(CONVERSATIONS[form]) == TURNS
-
-
-def test_a_single_question_before_an_open_turn_is_the_request():
     assert split_transcript("Human: When does our lease end?\n\nAssistant:") == (QUESTION, ())
 
 
-@pytest.mark.parametrize("text", OTHERS)
+HOSTILE = [  # such a text takes linear time
+    pytest.param(part * times, id=part)
+    for part, times in [
+        ("User:", 50_000),
+        ("\n", 300_000),
+        ("user\n", 50_000),
+        ("*", 300_000),
+        ("[INST]", 50_000),
+    ]
+]
+
+
+@pytest.mark.parametrize("text", [*OTHERS, *HOSTILE])
 def test_other_texts_are_no_conversations(text):
     assert split_transcript(text) is None
 
@@ -94,13 +103,6 @@ def test_a_follow_up_is_as_unknown_however_its_history_is_labelled(labels):
     messages = ["Tell me more.", "Continue.", "Try again.", "Explain."]
     decisions = load_gate(llm_name="gpt-4o").decide_batch([Request(each, history) for each in messages])
     assert [decision.question for decision in decisions if not decision.retrieve] == []
-
-
-@pytest.mark.parametrize(
-    "text", ["User:" * 50_000, "\n" * 300_000, "user\n" * 50_000, "*" * 300_000, "[INST]" * 50_000]
-)
-def test_hostile_text_takes_linear_time(text):
-    assert split_transcript(text) is None
 
 
 @pytest.mark.parametrize("line", ["a", ""])

@@ -189,18 +189,17 @@ def test_a_gate_that_is_updated_keeps_its_policy_unless_another_is_given(tmp_pat
         tuned(tmp_path, prior, direct=pytest.fail, update=True)
 
 
-@pytest.mark.parametrize(("update", "why"), [(False, "exists"), (True, "not a tuned gate")])
+@pytest.mark.parametrize(
+    ("update", "why"), [(False, "exists.* Hint: If it is a .*update=True"), (True, "not a tuned gate")]
+)
 @pytest.mark.parametrize("held", ["another gate", "nothing"])
 def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, prior, update, why, held):
     if held == "nothing":
         (tmp_path / "my-gate").mkdir()
     else:
         save_gate(SavedGate(method="calibrated"), tmp_path / "my-gate")
-    with pytest.raises(ConfigurationError, match=why) as caught:
+    with pytest.raises(ConfigurationError, match=why):
         tuned(tmp_path, prior, direct=pytest.fail, update=update)
-    assert update or caught.value.hint.startswith(
-        "If it is a tuned gate, add questions to it with update=True"
-    )
 
 
 @pytest.mark.parametrize(
@@ -314,8 +313,7 @@ def test_a_question_in_other_punctuation_is_not_tuned_on_twice(tmp_path, prior):
         plain.question.choice,
         sorted(row["question"] for row in asked),
     )
-    again = tuned(tmp_path / "plain", prior, more, update=True)
-    assert len(again.labels.known) == N
+    assert len(tuned(tmp_path / "plain", prior, more, update=True).labels.known) == N
 
 
 @pytest.mark.model

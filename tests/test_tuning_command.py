@@ -18,11 +18,9 @@ def command(tmp_path, fake, monkeypatch):
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: Reader())
     log = write(tmp_path / "log.jsonl", *questions())
     fixed = ["tune", "--questions", log, "--init-from", shipped(tmp_path), "--out", tmp_path / "my gate"]
-
-    def run(reply, *options, index=("--index", "passages")):
-        return rgate(*fixed, *index, "--llm", fake(reply).url, *options)
-
-    return run
+    return lambda reply, *options, index=("--index", "passages"): rgate(
+        *fixed, *index, "--llm", fake(reply).url, *options
+    )
 
 
 def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, monkeypatch):

@@ -228,9 +228,8 @@ def test_a_filter_that_cannot_be_meant_is_a_typed_error(store, wrong, says):
 def test_a_dotted_key_is_a_key_and_no_path(store):
     store.add_texts(["abc"], [{"flat.x": 1, "nested": {"x": 1}}], ids=["x"])
     assert ids(store.similarity_search("abc", filter={"flat.x": 1})) == ["x"]
-    with pytest.raises(ConfigurationError, match=r"no key 'nested.x', and filters do not accept") as caught:
+    with pytest.raises(ConfigurationError, match=r"no key 'nested.x', .* Hint: Use {'nested': {'x': …}}.$"):
         store.similarity_search("abc", filter={"nested.x": 1})
-    assert caught.value.hint == "Use {'nested': {'x': …}}."
 
 
 def test_none_deletes_all_and_an_empty_list_nothing(store):

@@ -133,6 +133,7 @@ class DecisionService:
         self.timeout = valid_timeout(timeout) or math.inf
         self._queue = valid_count(queue, "queue")
         self._waiting = 0
+        self.metrics.waiting.set_function(lambda: self._waiting)
         # Bounded, because clients can send any name.
         self._gates = lru_cache(_MAX_LLMS)(partial(LLMGates.for_llm, self.gate))
 
@@ -197,12 +198,10 @@ class DecisionService:
         decisions: list[Decision] = []
         # No lock is needed, because everything here runs on one event loop.
         self._waiting += questions
-        self.metrics.waiting.set(self._waiting)
         try:
             yield decisions
         finally:
             self._waiting -= questions
-            self.metrics.waiting.set(self._waiting)
         seconds = time.perf_counter() - start
         self.metrics.count(decisions, seconds)
         retrieving = sum(decision.retrieve for decision in decisions)
