@@ -147,6 +147,30 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 go.set()
 """
 
+CACHED = """
+import os, signal, threading
+from rgate_integrations.runtime.threads import cached_property
+
+began = threading.Event()
+
+class Slow:
+    @cached_property
+    def value(self):
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            threading.Event().wait()
+        return 0
+
+threading.Thread(target=lambda: Slow().value, daemon=True).start()
+began.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(Slow().value)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
 SEARCHES = """
 import os, signal, threading
 import numpy as np
@@ -239,6 +263,8 @@ for uses in (False, True):
     ("code", "printed_line"),
     [
         pytest.param(LOCKS, "0\n", id="every lock is free"),
+        # Regression: in Python 3.11, a child that wrote into an index waited forever for the lock of a property.
+        pytest.param(CACHED, "0\n", id="a property is computed"),
         pytest.param(SEARCHES, "20\n", id="an index is searched"),
         # The memory that sessions share may be locked at the fork.
         pytest.param(

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -24,6 +24,7 @@ from rgate_integrations.runtime.files import find_folder, json_text, parse_json,
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
 from rgate_integrations.runtime.text import encodable, logger
+from rgate_integrations.runtime.threads import cached_property
 
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"

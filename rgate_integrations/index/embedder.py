@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -17,7 +16,7 @@ from rgate_integrations.models.encoder import ENCODER, Encoder, Prefix
 from rgate_integrations.models.pretrained import load_errors, offline, quiet, refuse_pickles
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.text import encodable
-from rgate_integrations.runtime.threads import ForkSafeLock
+from rgate_integrations.runtime.threads import ForkSafeLock, cached_property
 
 DEFAULT_EMBEDDER = ENCODER
 

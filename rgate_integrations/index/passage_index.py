@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from rgate_integrations.index.retriever import (
 )
 from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import check_replaceable, expand, locked, write_atomically
-from rgate_integrations.runtime.threads import ForkSafeLock
+from rgate_integrations.runtime.threads import ForkSafeLock, cached_property
 
 FILE = "index.safetensors"
 FORMAT = "4"

@@ -7,7 +7,6 @@ import operator
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -28,6 +27,7 @@ from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passage_index import check_vectors
 from rgate_integrations.index.retriever import check_list
 from rgate_integrations.runtime.arrays import Float32Array, unit
+from rgate_integrations.runtime.threads import cached_property
 
 Scored: TypeAlias = list[tuple[Document, float]]
 

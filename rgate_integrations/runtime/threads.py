@@ -9,12 +9,37 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # noqa: F401  torch may import it while the process ends, when it can no longer be loaded
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property:
+        """`functools.cached_property` as of Python 3.12: without a lock. Two threads may compute the value twice.
+
+        A child that is forked while another thread computes a value would wait for Python 3.11's lock forever.
+        """
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self._compute = compute
+            self.__doc__ = compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            """Return the computed value, which replaces this descriptor in the instance; itself for a class."""
+            if instance is None:
+                return self
+            return vars(instance).setdefault(self._name, self._compute(instance))
+
 
 _JOIN_SECONDS = 2.0  # how long the end of the process waits for threads outside models
 
