@@ -6,7 +6,6 @@
 # `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
-import json
 import tempfile
 from pathlib import Path
 
@@ -72,12 +71,8 @@ print("right with retrieval", round(float(np.mean([e.rag_correct for e in exampl
 # %%
 gate = load_gate("token_probability", tokens=12, statistic="mean")
 result, judged = evaluate(gate, examples, name="token_probability")
-print(
-    {
-        k: result["pooled"][k]
-        for k in ("auc", "ece", "retrieval_rate", "containment_accuracy", "never", "always", "oracle")
-    }
-)
+for name in ("auc", "ece", "retrieval_rate", "containment_accuracy", "never", "always", "oracle"):
+    print(f"{name:20} {result['pooled'][name]:.3f}")
 
 # %% [markdown]
 # ## 4. A threshold with a guarantee
@@ -121,4 +116,5 @@ figure.tight_layout()
 # **Next:** `rgate train` fits a probe to the same file: a gate that reads the proxy's hidden states.
 
 # %%
-print(json.dumps({k: after["pooled"][k] for k in ("retrieval_rate", "containment_accuracy", "always")}))
+for name in ("retrieval_rate", "containment_accuracy", "always"):
+    print(f"{name:20} {after['pooled'][name]:.3f}")
