@@ -56,8 +56,8 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
     other is left, and the messages have results of tools: some LLMs accept these only with tools. A ``tool_choice``
     that forces a hidden tool is dropped, so put this after any middleware that sets it. The decision is in the
     agent's state under ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. Nothing is
-    hidden if the gate fails, if there is no human message, if it has an image or a file, or if another one arrives
-    while the agent runs. An agent may have several of these, for different tools.
+    hidden if the gate fails, if there is no human message, if it has an image or a file (unless a rule skips), or if
+    another one arrives while the agent runs. An agent may have several of these, for different tools.
 
     Args:
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
