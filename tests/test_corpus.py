@@ -134,6 +134,17 @@ def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
             {"flumen", "flumen.run", "flumen.connect", "app.run"},
         ),
         (["Call app.run first.", "Then app.stop it."], {"app.run", "app.stop"}),
+        # Regression: "What is FMLA?" was answered from memory, with a handbook that has a rule about it.
+        (
+            [
+                "Under FMLA, leave is unpaid.",
+                "FREE PARKING: ask HR by HTTP or PDF, at any time of day, in any of the offices.",
+            ],
+            {"fmla"},
+        ),
+        (["The ESPP opens in May.", "An Espp is also written so."], set()),
+        (["Программа ESPP открывается в мае."], {"espp"}),
+        (["THE ESPP OPENS IN MAY.", "ASK HR ABOUT FMLA."], set()),
     ],
     ids=[
         "a product",
@@ -144,9 +155,13 @@ def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
         "wide codes",
         "a library",
         "a common word",
+        "an acronym",
+        "an acronym in other letters, too",
+        "an acronym in Russian",
+        "everything in capitals",
     ],
 )
-def test_a_product_that_is_mentioned_often_is_a_name(texts, names):
+def test_names_of_products_libraries_and_rare_acronyms(texts, names):
     assert find_terms(texts, EncoderProxy().encoder).names == names
 
 

@@ -124,6 +124,7 @@ NEW = [Passage("new", "x")]
             "do not match 2 texts",
         ),
         (lambda index: index.search("a string"), ConfigurationError, "in a list, but got the string"),
+        (lambda index: index.search(["a", None]), ConfigurationError, "must be a string"),
         (lambda index: index.search(["a"], k=0), ConfigurationError, "at least 1"),
         (lambda index: index.search(["a"], k="3"), ConfigurationError, "at least 1, not '3'"),
         (
@@ -207,8 +208,9 @@ NO_JSON = [
         ),
         *((Passage("x", text), "passage 'x'.*JSON: .") for text in ("zzzz\ud800", None)),
         *((Passage(name, "zzzz"), "cannot be stored as JSON: .") for name in ("x\ud800", 5)),
+        ("a text", "passage 'a text'.*JSON: ."),
     ],
-    ids=range(19),
+    ids=range(20),
 )
 def test_passages_that_cannot_be_stored_change_nothing(index, wrong, says):
     index.embedder.spoil = pytest.fail  # it is not even asked

@@ -32,6 +32,9 @@ _MIN_ROOTED = 0.05  # minimum share of passages with identifiers that begin with
 _CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
 """A capitalised word inside a sentence: a name, unless many words are capitalised, as in German."""
 _MAX_CAPITALISED = 0.15
+_ACRONYM_CHARS = range(3, 7)
+_MIN_ACRONYM = 0.002  # minimum share of passages with an acronym; a large corpus mentions many in passing
+_MAX_ACRONYMS = 0.2  # above this share of words, the text is written in capitals
 _MIN_NAMED = 0.01  # minimum share of passages with a name; a product's name is everywhere in its docs
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th|s|%|[a-z])?", re.IGNORECASE)
 # Natural logs of a word's share of all text.
@@ -84,7 +87,7 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
     telling = sorted(weights, key=weights.__getitem__, reverse=True)[:MAX_TELLING]
     names = [word for word, _ in identifiers.most_common() if frequencies[word] <= _RARE][:_MAX_NAMES]
     proper = [*_proper_names(passages, counts, total, encoder), *_library_name(passages, encoder)]
-    return Terms(tuple(telling), frozenset([*names, *proper]))
+    return Terms(tuple(telling), frozenset([*names, *proper, *_acronyms(passages, total, encoder)]))
 
 
 def _proper_names(
@@ -100,6 +103,24 @@ def _proper_names(
         frequency = max(encoder.log_frequency(word), encoder.log_frequency(word.lower()))
         if counts[word.lower()] >= least and word.lower() not in lower and frequency <= _UNKNOWN:
             yield word.lower()
+
+
+def _acronyms(passages: Sequence[str], total: int, encoder: Encoder) -> Iterator[str]:
+    """Yield acronyms that are rare elsewhere, such as ``FMLA``, and that these passages always write in capitals."""
+    counts = Counter(word for passage in passages for word in set(_TOKEN.findall(passage)))
+    acronyms = {word: count for word, count in counts.items() if _is_acronym(word)}
+    if sum(acronyms.values()) > _MAX_ACRONYMS * total:
+        return
+    for word, count in acronyms.items():
+        lower = word.lower()
+        if count < _MIN_ACRONYM * len(passages) or lower in counts or word.capitalize() in counts:
+            continue
+        if max(encoder.log_frequency(word), encoder.log_frequency(lower)) <= _UNKNOWN:
+            yield lower
+
+
+def _is_acronym(word: str) -> bool:
+    return len(word) in _ACRONYM_CHARS and word.isalpha() and word.isupper()
 
 
 def _library_name(passages: Sequence[str], encoder: Encoder) -> Iterator[str]:

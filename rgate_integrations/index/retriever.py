@@ -83,10 +83,11 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
     for passage in passages:
         try:
             (stored,) = decode_passages(encode_passages([passage]))
-        except (TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise DataFormatError(
-                f"The passage {passage.id!r} cannot be stored as JSON: {first_problem(error)}.",
-                hint="Id, title and text must be strings, and metadata JSON values, without lone surrogates.",
+                f"The passage {getattr(passage, 'id', passage)!r:.60} cannot be stored as JSON: {first_problem(error)}.",
+                hint="Pass objects Passage(id, text), whose id, title and text are strings, and whose metadata are "
+                "JSON values, without lone surrogates.",
             ) from None
         if stored.id in checked:
             raise DataFormatError(f"Several passages have the id {stored.id!r}.", hint="Make the ids unique.")
@@ -174,9 +175,11 @@ def check_search(queries: Sequence[str], k: int) -> None:
     """Check the arguments of a search.
 
     Raises:
-        ConfigurationError: ``queries`` is one string, or ``k`` is not a positive whole number.
+        ConfigurationError: ``queries`` is one string or not all are strings, or ``k`` is not a positive whole number.
     """
-    check_list(queries)
+    for query in check_list(queries):
+        if not isinstance(query, str):
+            raise ConfigurationError(f"Each query must be a string, but one is {query!r:.60}.")
     valid_count(k, "k")
 
 
