@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.gates.artifacts import FactHeads
+from rgate_integrations.gates.artifacts import Detector, FactHeads
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.tuning.fitting import ridge_logistic
@@ -87,8 +87,9 @@ def fit_facts(
         known_bias=bias,
         ability_slope=1.0,
         default_ability=(0.0, recipe.ability_sd),
-        news_weight=np.zeros_like(weight),  # nothing is news until `benchmarks/news.py` has fitted it
-        news_bias=-1.0,
+        news=Detector(
+            np.zeros_like(weight), -1.0
+        ),  # nothing is news until `benchmarks/news.py` has fitted it
     )
 
 

@@ -26,7 +26,7 @@ from text_rows import TRAIN
 from training_text import make_training_rows
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.gates.artifacts import FactHeads, HeadsArtifact, Kind
+from rgate_integrations.gates.artifacts import Detector, FactHeads, HeadsArtifact, Kind
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.heads import HeadsGate, may_reader_change, p_answered
 from rgate_integrations.gates.probability import sigmoids
@@ -444,8 +444,7 @@ def train(
         shipped,
         first_facts=first,
         facts=closer,
-        english_weight=weight,
-        english_bias=bias,
+        english=Detector(weight, bias),
         threshold=THRESHOLD,
         llm=LLAMA,
         provenance=provenance,

@@ -20,6 +20,7 @@ from labels import read_practical
 from sklearn.linear_model import LogisticRegression
 from templates import FOLDER, LICENCE, fill, read_lines, read_words, vary
 
+from rgate_integrations.gates.artifacts import Detector
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.tuning.evaluation import auc
 
@@ -106,8 +107,8 @@ def main() -> None:
         learned_states, unseen_states = stack_states(learned.question, states), stack_states(unseen, states)
         weight, bias = fit_news(name, learned, learned_states, unseen_states)
         heads = getattr(shipped, name)
-        weight = weight.reshape(heads.known_weight.shape).astype(np.float32)
-        shipped = replace(shipped, **{name: replace(heads, news_weight=weight, news_bias=bias)})
+        news = Detector(weight.reshape(heads.known_weight.shape).astype(np.float32), bias)
+        shipped = replace(shipped, **{name: replace(heads, news=news)})
     save_gate(replace(shipped, provenance={**shipped.provenance, "data": data}), arguments.save)
 
 

@@ -17,6 +17,7 @@ from heads import CACHE, fact_states, read_template_labels
 from news import fit
 from text_rows import TRAIN, make_language_rows
 
+from rgate_integrations.gates.artifacts import Detector
 from rgate_integrations.gates.folder import read_gate, save_gate
 
 PENALTY = 1e3
@@ -50,10 +51,8 @@ def main() -> None:
     print_table(["held out", "texts", "taken for romanised"], table)
     if arguments.save is not None:
         gate: Any = read_gate(arguments.save)
-        romanised_weight = weight.reshape(shape).astype(np.float32)
-        save_gate(
-            replace(gate, romanised_weight=romanised_weight, romanised_bias=bias - least), arguments.save
-        )
+        romanised = Detector(weight.reshape(shape).astype(np.float32), bias - least)
+        save_gate(replace(gate, romanised=romanised), arguments.save)
 
 
 if __name__ == "__main__":

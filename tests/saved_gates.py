@@ -7,6 +7,7 @@ import numpy as np
 
 from rgate_integrations.gates.artifacts import (
     AttentionHead,
+    Detector,
     FactHeads,
     HeadsArtifact,
     Kind,
@@ -69,8 +70,7 @@ FACTS = FactHeads(
     known_bias=0.0,
     ability_slope=0.5,
     default_ability=(0.0, 0.0),
-    news_weight=np.zeros((1, 4), np.float32),
-    news_bias=-1.0,
+    news=Detector(np.zeros((1, 4), np.float32), -1.0),
 )
 HEADS = HeadsArtifact(
     base_model="scripted",
@@ -80,10 +80,9 @@ HEADS = HeadsArtifact(
     first_facts=FACTS,
     facts=FACTS,
     reader_kinds=SEGMENTS,
-    english_weight=np.zeros((1, 4), np.float32),
-    english_bias=1.0,
-    romanised_weight=np.zeros((1, 4), np.float32),
-    romanised_bias=-1.0,
+    english=Detector(np.zeros((1, 4), np.float32), 1.0),
+    romanised=Detector(np.zeros((1, 4), np.float32), -1.0),
+    self_contained=Detector(np.zeros((1, 4), np.float32), 1.0),
     own_matters=KindHead(
         layers=LAYERS[:1],
         kinds=(

@@ -102,6 +102,36 @@ def test_what_a_rule_retrieves_is_searched_where_it_belongs(folders):
         assert (decision.corpus, decision.p_known) == (name, 0.0)
 
 
+RECIPES = [
+    "Blueberry pancakes: whisk two eggs with 200 g of flour and 250 ml of buttermilk, and fry them in butter.",
+    "Leek quiche: line a tin with shortcrust pastry, fill it with leeks, eggs and cream, and bake for 35 minutes.",
+    "Sourdough bread: feed the starter in the evening, fold the dough four times, and let it rest overnight.",
+    "Chickpea curry: fry onions and garlic, add a tin of chickpeas and coconut milk, and simmer for 20 minutes.",
+    "Tiramisu: dip sponge fingers in espresso, layer them with mascarpone, and chill for six hours.",
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "retrieves"),
+    [
+        # Regression: the heads for kinds take these for tasks like the others, so the recipes were not searched.
+        *((asked, True) for asked in ("Give me a recipe for pancakes", "Gib mir ein Rezept für Quiche")),
+        *(
+            (asked, True)
+            for asked in ("パンケーキのレシピを教えて", "Suggest a vegetarian dinner with chickpeas")
+        ),
+        ("Fix the grammar: I likes bread. Also, how long does your sourdough have to rest?", True),
+        ("Translate 'bread' into German, and tell me how long your sourdough has to rest", True),
+        ("Translate into French: How long do I bake the bread?", False),
+        ("Fix my text:\nWhisk the egg with the flour.\nThen fries them in butter.", False),
+        *((asked, False) for asked in ("How many ml is one cup?", "Tell me a joke about tomatoes", "Danke!")),
+    ],
+)
+def test_a_corpus_is_searched_for_tasks_unless_they_are_self_contained(asked, retrieves):
+    profile = CorpusProfile.from_texts(RECIPES, name="recipes")
+    assert load_gate(corpus=profile, llm_name="gpt-4o").decide(asked).retrieve == retrieves
+
+
 # --- LlamaIndex --------------------------------------------------------------------------------------------------
 
 

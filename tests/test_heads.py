@@ -12,6 +12,7 @@ from rgate_integrations import Draft, Request, load_gate
 from rgate_integrations.engine import decision_engine
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.artifacts import Detector
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.models.base import HiddenStates
 from rgate_integrations.runtime.segments import LAYOUT
@@ -180,10 +181,7 @@ def test_heads_are_saved_whole(folder):
 @pytest.mark.parametrize(
     ("part", "name", "shape"),
     [
-        (HEADS, "english_weight", (2, 4)),
-        (HEADS, "romanised_weight", (2, 4)),
         (FACTS, "known_weight", (2, 4)),
-        (FACTS, "news_weight", (2, 4)),
         (SEGMENTS, "hidden", (7, 15)),
         (SEGMENTS, "output", (2, 8)),
         (SEGMENTS, "output", (3, 7)),
@@ -201,6 +199,15 @@ def test_heads_are_saved_whole(folder):
 def test_shapes_that_do_not_fit_are_refused(part, name, shape):
     with pytest.raises(ValueError, match=name):
         replace(part, **{name: np.zeros(shape, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(HEADS, "english"), (HEADS, "romanised"), (HEADS, "self_contained"), (FACTS, "news")],
+)
+def test_detectors_for_other_layers_are_refused(part, name):
+    with pytest.raises(ValueError, match=name):
+        replace(part, **{name: Detector(NUMBERS[:2], 0.0)})
 
 
 # --- segments ----------------------------------------------------------------------------------------------
@@ -252,7 +259,7 @@ def test_a_message_that_follows_others_retrieves_unless_it_is_clear(decide):
 
 
 def test_romanised_text_retrieves_unless_it_is_clear(decide):
-    romanised = replace(HEADS, romanised_bias=1.0)
+    romanised = replace(HEADS, romanised=replace(HEADS.romanised, bias=1.0))
     states = {"Thanks": TASK, "So": (1, 0, 0, 0.5)}
     assert not decide(states, "So", threshold=0.6).retrieve
     needless, unclear = decide(states, ["Thanks", "So"], heads=romanised, threshold=0.6)
@@ -395,7 +402,11 @@ def with_reader(tmp_path, monkeypatch):
 
     def with_reader(reader, states, english_bias=1.0, only=None, **parameters):
         monkeypatch.setattr(decision_engine, "gate_proxy", {"reader": reader}.__getitem__)
-        heads = replace(HEADS, facts=replace(FACTS, base_model="reader"), english_bias=english_bias)
+        heads = replace(
+            HEADS,
+            facts=replace(FACTS, base_model="reader"),
+            english=replace(HEADS.english, bias=english_bias),
+        )
         gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=FixedStates(states), **parameters)
         return gate.decide_batch([only] if only else list(states))
 
@@ -507,7 +518,7 @@ def test_a_reply_is_judged_with_the_question_that_it_answers(decide, message, be
 
 @pytest.mark.parametrize(("theta", "counts_as"), [(-3.0, -3.0), (0.0, 0.0), (3.0, 0.0)])
 def test_of_news_an_able_llm_knows_no_more_than_the_default_one(decide, theta, counts_as):
-    heads = replace(HEADS, facts=replace(FACTS, news_weight=NUMBERS[2:3], news_bias=-2.0))
+    heads = replace(HEADS, facts=replace(FACTS, news=Detector(NUMBERS[2:3], -2.0)))
     options = {"heads": heads, "ability": Ability("x", theta, 0.0, "a test")}
     news, fact = decide((0, 9, 3, -1), **options), decide(UNSURE, **options)
     assert news.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * counts_as))
@@ -518,6 +529,7 @@ def test_of_news_an_able_llm_knows_no_more_than_the_default_one(decide, theta, c
 OTHER_THREADS = """
 import time
 import numpy as np
+from rgate_integrations.gates.artifacts import Detector
 from rgate_integrations.gates.folder import read_gate
 heads = read_gate("default")
 states, layout = np.ones((1, 4, 384), np.float32), np.ones((1, 11), np.float32)

@@ -21,6 +21,7 @@ from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import (
     AnyStates,
+    BoolArray,
     Float32Array,
     Float64Array,
     flatten,
@@ -325,6 +326,23 @@ class AttentionHead(KindHead):
 
 
 @dataclass(frozen=True, config=STRICT)
+class Detector:
+    """Recognises one kind of text by the L states of size H of the encoder.
+
+    Attributes:
+        weight: Weights of the states, shape (L, H), float32.
+        bias: Added to the weighted sum; a text is recognised if the result is above 0.
+    """
+
+    weight: Weights = field(repr=False, compare=False)
+    bias: Finite
+
+    def detect(self, states: AnyStates) -> BoolArray:
+        """Return whether each of n texts is recognised, shape (n,), by its pooled states, shape (n, L, H)."""
+        return weighted(states, self.weight) + self.bias > 0
+
+
+@dataclass(frozen=True, config=STRICT)
 class FactHeads:
     """Estimates whether an LLM knows the fact that a question asks about, from a model's L states of size H.
 
@@ -337,9 +355,7 @@ class FactHeads:
         known_bias: Added to the logit.
         ability_slope: Added to the logit for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an unknown LLM.
-        news_weight: Weights that detect news, shape (L, H), float32: a question may be about news if
-            ``sum(news_weight * states) + news_bias > 0``.
-        news_bias: See `news_weight`.
+        news: Recognises a question that may be about news.
     """
 
     base_model: str
@@ -348,21 +364,12 @@ class FactHeads:
     known_bias: Finite
     ability_slope: Finite
     default_ability: tuple[Finite, Finite]
-    news_weight: Weights = field(repr=False, compare=False)
-    news_bias: Finite
+    news: Detector
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the shapes match."""
         check_shape("known_weight", self.known_weight, len(self.layers))
-        check_shape("news_weight", self.news_weight, len(self.layers))
-
-    def about_news(self, states: AnyStates) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return whether each of n questions may be about news, shape (n,).
-
-        Args:
-            states: Pooled states, shape (n, L, H).
-        """
-        return weighted(states, self.news_weight) + self.news_bias > 0
+        check_shape("news.weight", self.news.weight, len(self.layers))
 
     def known_logits(self, states: AnyStates, theta: float | Float64Array, sd: float = 0.0) -> Float64Array:
         """Return the logit of P(an LLM knows the fact), shape (n,), averaged over the LLM's possible abilities.
@@ -384,7 +391,7 @@ class FactHeads:
         Even a very capable LLM has not seen the latest news. So for a question that may be about news, an ability
         above 0 counts as 0. This lowers P(known) even if the heads for kinds do not recognise the question as news.
         """
-        abilities = np.where(self.about_news(states), min(theta, 0.0), theta)
+        abilities = np.where(self.news.detect(states), min(theta, 0.0), theta)
         return sigmoids(self.known_logits(states, abilities, sd))
 
 
@@ -402,12 +409,10 @@ class HeadsArtifact(SavedGate):
         facts: Estimates the same from a second model's states, which is more accurate but needs a second pass; for
             English only.
         reader_kinds: Classifies a request of one segment by the states that `facts` reads; see `reconsider`.
-        english_weight: Weights that detect English, shape (L, H), float32: a question is English if
-            ``sum(english_weight * states) + english_bias > 0``, where the states are those of `base_model` at
-            the layers of `first_facts`.
-        english_bias: See `english_weight`.
-        romanised_weight: Likewise, for romanised text such as Hindi in Latin letters.
-        romanised_bias: See `romanised_weight`.
+        english: Recognises English by the layers of `first_facts`.
+        romanised: Likewise, romanised text such as Hindi in Latin letters.
+        self_contained: Likewise, a segment that asks for nothing beyond itself, such as a sum, thanks, or "make it
+            shorter". A corpus has nothing on it, even if it has the corpus's words.
         own_matters: Classifies a request and each of its segments by the layers of `segments`. The request retrieves
             if it or a segment is of any kind but the first; if it is one segment, the logit of the last kind is added
             to that of the same kind in `segments`.
@@ -420,16 +425,15 @@ class HeadsArtifact(SavedGate):
     first_facts: FactHeads
     facts: FactHeads
     reader_kinds: KindHead
-    english_weight: Weights = field(repr=False, compare=False)
-    english_bias: Finite
-    romanised_weight: Weights = field(repr=False, compare=False)
-    romanised_bias: Finite
+    english: Detector
+    romanised: Detector
+    self_contained: Detector
     own_matters: KindHead
 
     def __post_init__(self) -> None:
         """Raise ValueError if weights have a wrong shape, or heads do not fit together."""
-        check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
-        check_shape("romanised_weight", self.romanised_weight, len(self.first_facts.layers))
+        for name in ("english", "romanised", "self_contained"):
+            check_shape(f"{name}.weight", getattr(self, name).weight, len(self.first_facts.layers))
         heads = (self.segments, self.in_context, self.together, self.reader_kinds)
         if len({tuple(kind.name for kind in head.kinds) for head in heads}) > 1:
             raise ValueError("segments, in_context, together and reader_kinds have different kinds")
@@ -474,14 +478,6 @@ class HeadsArtifact(SavedGate):
         """
         logits = np.log(np.maximum(probabilities, 1e-6))
         return softmax((logits + self.reader_kinds.whole_logits(states[None])) / 2)
-
-    def is_english(self, states: AnyStates) -> bool:
-        """Return whether a question is in English, by its pooled states, shape (L, H)."""
-        return bool(weighted(states[None], self.english_weight)[0] + self.english_bias > 0)
-
-    def is_romanised(self, states: AnyStates) -> bool:
-        """Return whether a question is romanised text, by its pooled states, shape (L, H)."""
-        return bool(weighted(states[None], self.romanised_weight)[0] + self.romanised_bias > 0)
 
     def find_own_matter(self, whole: AnyStates, segments: AnyStates) -> tuple[Kind, int | None] | None:
         """Return the kind of own matter that a request is about, or None.

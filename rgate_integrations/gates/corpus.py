@@ -19,7 +19,6 @@ from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.runtime.arrays import BoolArray, unit
-from rgate_integrations.runtime.segments import QUESTION_MARKS
 
 _VECTOR = PooledLayer(LAYERS, "question", "mean")  # scaled to length 1, the encoder's sentence vector
 COVERED = 0.5
@@ -28,9 +27,9 @@ count as private or fresh."""
 GIVEN_TEXT = 0.4
 """A segment (sentence or line) with at least this P(given) is pasted text. It asks nothing, even with a name from a
 corpus, because front ends paste whole chats into their prompts. Code that a user asks about is an exception."""
-NOTHING_ASKED = 0.85
-"""A segment asks nothing if P(small talk, a task or pasted text) is at least this, it has no name from a corpus,
-and it is no question in a request of one line."""
+NOTHING_ASKED = 0.5
+"""A self-contained segment asks nothing if P(small talk, a task or pasted text) is at least this, and it has no name
+from a corpus."""
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.DOTALL | re.MULTILINE)
 # With more words beside its code, a request is a prompt that a program writes around a chat.
 _MAX_WORDS_BESIDE_CODE = 40
@@ -202,9 +201,9 @@ class CorpusGate(Gate):
     def _asking(self, evidence: Evidence) -> BoolArray:
         """Return whether each segment asks anything, shape (segments,).
 
-        Pasted text asks nothing, except code with a name from a corpus (see `find_code`). Nor does a segment that is
-        very probably small talk or a task, unless it has such a name, or is a question in a single line without
-        pasted text. If the inner gate has no heads, every segment counts as asking.
+        Pasted text asks nothing, except code with a name from a corpus (see `find_code`). Nor does a self-contained
+        segment, which is probably small talk or a task, unless it has such a name. A task that is not self-contained,
+        such as "Give me a recipe for pancakes", asks. If the inner gate has no heads, every segment counts as asking.
         """
         texts, heads = evidence[self._states_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
@@ -213,11 +212,9 @@ class CorpusGate(Gate):
         code = find_code(evidence.question)
         in_code = np.array([text in code for text in texts])
         pasted = heads.p_kinds(evidence, "given")
-        nothing = pasted + heads.p_kinds(evidence, "no_knowledge")
-        # In several lines, the question may be about pasted text, or one in a chat that a program quotes.
-        if pasted.max() < GIVEN_TEXT and "\n" not in evidence.question:
-            nothing[[text.endswith(QUESTION_MARKS) for text in texts]] = 0.0
-        return (named & in_code) | ((pasted < GIVEN_TEXT) & (named | (nothing < NOTHING_ASKED)))
+        nothing = pasted + heads.p_kinds(evidence, "no_knowledge") >= NOTHING_ASKED
+        asks = named | ~(nothing & heads.find_self_contained(evidence))
+        return (named & in_code) | ((pasted < GIVEN_TEXT) & asks)
 
     def _cover(self, evidence: Evidence, asking: BoolArray) -> list[_Coverage]:
         """Return the coverage of each corpus, best first: those that cover the request, then the others.

@@ -6,10 +6,11 @@ import errno
 import hashlib
 import html
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
-from functools import cache
+from functools import cache, reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +26,7 @@ from rgate_integrations.gates.artifacts import (
     SavedGate,
     TunedArtifact,
 )
+from rgate_integrations.runtime.arrays import AnyStates
 from rgate_integrations.runtime.files import (
     SHIPPED,
     check_output,
@@ -162,12 +164,7 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
             returned, because it is in the folder already.
     """
     content = asdict(gate)
-    parts = {"": content} | {f"{name}.": part for name, part in content.items() if isinstance(part, dict)}
-    arrays = {}
-    for prefix, part in parts.items():
-        for field, value in list(part.items()):
-            if isinstance(value, np.ndarray):
-                arrays[prefix + field] = np.ascontiguousarray(part.pop(field))
+    arrays = dict(_take_arrays(content))
     weights = save(arrays) if arrays else adapter
     digest = hashlib.sha256(weights).hexdigest() if weights else ""
     config = json_text({"format": FORMAT, **content, "weights_sha256": digest})
@@ -175,6 +172,15 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
     if arrays:
         files[WEIGHTS] = weights
     return files
+
+
+def _take_arrays(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, AnyStates]]:
+    """Take the arrays out of a gate's fields and their parts, and yield them with their dotted names."""
+    for field, value in list(content.items()):
+        if isinstance(value, dict):
+            yield from _take_arrays(value, f"{prefix}{field}.")
+        elif isinstance(value, np.ndarray):
+            yield prefix + field, np.ascontiguousarray(content.pop(field))
 
 
 def tuned_files(gate: TunedArtifact, prior: str | Path) -> dict[str, bytes | str]:
@@ -291,9 +297,8 @@ def _put_arrays(content: dict[str, Any], path: Path, file: BinaryIO) -> None:
     if (before.st_ino, before.st_mtime_ns) != (after.st_ino, after.st_mtime_ns):
         raise OSError(errno.ESTALE, f"{path.name} was replaced while it was read")
     for name, array in arrays.items():
-        prefix, _, field = name.rpartition(".")
-        part = content[prefix] if prefix else content
-        part[field] = array
+        *parts, field = name.split(".")
+        reduce(getitem, parts, content)[field] = array
 
 
 def unreadable(folder: Path, error: Exception) -> ModelLoadError:

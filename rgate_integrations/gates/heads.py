@@ -26,7 +26,7 @@ from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.gates.probability import logit, sigmoids
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
-from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
 from rgate_integrations.runtime.text import detect_encoding
 
@@ -182,7 +182,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if evidence.request.history and count_words(evidence.question) >= _MIN_WORDS_ALONE:
             p_if_known = p_answered(trained.segments.kinds, shares, np.ones(1)).min()
             closer = (self._alone_spec,) if p_if_known >= _MIN_P_KNOWN_IF_UNCLEAR else ()
-        if not trained.is_english(states.whole):
+        if not trained.english.detect(states.whole[None])[0]:
             return closer
         logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
         threshold = self.threshold if evidence.request.threshold is None else evidence.request.threshold
@@ -225,7 +225,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if own_matter is not None and not evidence.truncated:
             kind, segment = own_matter
             return score.overridden(f"{_quote(evidence, texts, segment)} {kind.about}.")
-        is_unclear = p < _MIN_P_KNOWN_IF_UNCLEAR and self.trained.is_romanised(states.whole)
+        is_unclear = p < _MIN_P_KNOWN_IF_UNCLEAR and self.trained.romanised.detect(states.whole[None])[0]
         if is_unclear and not detect_encoding(
             evidence.question
         ):  # Base64 looks romanised, and retrieves anyway
@@ -237,6 +237,11 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in names]
         return evidence[self.specs[1]][:, columns].sum(axis=1)
 
+    def find_self_contained(self, evidence: Evidence) -> BoolArray:
+        """Return whether each segment asks for nothing beyond itself, shape (segments,)."""
+        layers = len(self.trained.first_facts.layers)
+        return self.trained.self_contained.detect(evidence[self.specs[0]].segments[:, :layers])
+
     def _p_fact_known(self, evidence: Evidence) -> tuple[Float64Array, bool]:
         """Return P(the LLM knows the fact), shape (1,), and whether the question may be about news."""
         trained = self.trained
@@ -244,9 +249,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         facts, states = trained.first_facts, evidence[self.specs[0]].whole
         if self._reader_spec in evidence.pieces:
             facts, states = trained.facts, evidence[self._reader_spec].whole
-        elif not trained.is_english(states):
+        elif not trained.english.detect(states[None])[0]:
             theta += _FOREIGN_PENALTY
-        return facts.p_fact_known(states[None], theta, sd), bool(facts.about_news(states[None])[0])
+        return facts.p_fact_known(states[None], theta, sd), bool(facts.news.detect(states[None])[0])
 
     @property
     def _ability(self) -> tuple[float, float]:

@@ -84,8 +84,9 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
         try:
             (stored,) = decode_passages(encode_passages([passage]))
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            name = repr(getattr(passage, "id", passage))
             raise DataFormatError(
-                f"The passage {getattr(passage, 'id', passage)!r:.60} cannot be stored as JSON: {first_problem(error)}.",
+                f"The passage {name:.60} cannot be stored as JSON: {first_problem(error)}.",
                 hint="Pass objects Passage(id, text), whose id, title and text are strings, and whose metadata are "
                 "JSON values, without lone surrogates.",
             ) from None
