@@ -18,7 +18,7 @@ from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.gates.evidence.base import Evidence
 
 SHIPPED = (gate_module.GIVEN_TEXT, gate_module.NOTHING_ASKED)
-GRID = tuple(itertools.product((0.2, 0.3, 0.4, 0.5, 0.6), (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)))
+GRID = tuple(itertools.product((0.2, 0.3, 0.4, 0.5, 0.6), (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)))
 SPLITS = 20
 """How often the requests that need nothing are split into halves: one chooses, the other measures."""
 

@@ -83,7 +83,7 @@ class CorpusGate(Gate):
 
     | the request | the inner gate says | the decision |
     |---|---|---|
-    | asks nothing | anything | the inner gate's (thanks, tasks, pasted text ask nothing) |
+    | asks nothing | anything | the inner gate's (thanks, sums, pasted text ask nothing) |
     | is about a corpus | anything | retrieve from it; with ``prefer="llm"``, the inner gate's |
     | is about none | an override | the override's |
     | is about none | the LLM knows | direct |
