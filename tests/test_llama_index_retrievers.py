@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 from llama_index.core import (
@@ -155,6 +155,33 @@ def test_retrievers_take_bundles_and_strings_change_neither_and_resolve_objects(
     (node,) = call(make(inner, gate), "retrieve", asked)
     assert node.node.text == "inside"
     assert asked == query(UNKNOWN)
+
+
+def earlier(*texts):
+    return ChatMemoryBuffer.from_defaults(chat_history=[ChatMessage(text) for text in texts])
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda inner, gate: ClaimFusionRetriever([inner], gate),
+        lambda inner, gate: GatedRetriever(inner, gate, memory=earlier("Who is Ada Lovelace?")),
+    ],
+    ids=["claims", "memory"],
+)
+def test_the_question_keeps_its_embedding_where_other_texts_are_searched_for_too(gate, call, make):
+    """Regression: what HyDE had written for a question, and its vector, were not searched for."""
+    asked = QueryBundle(
+        "what is an unknown thing?", custom_embedding_strs=["as HyDE writes"], embedding=[0.5]
+    )
+    with patch.object(Shelf, "_retrieve", return_value=[]) as search:
+        call(make(Shelf(), gate), "retrieve", asked)
+    bundles = [bundle for (bundle,), _ in search.call_args_list]
+    assert asked in bundles
+    bundles.remove(asked)
+    assert bundles
+    assert all((other.embedding, other.custom_embedding_strs) == (None, None) for other in bundles)
 
 
 @both_ways
