@@ -97,7 +97,8 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
     """Return a profile of each corpus that a retriever searches, by name; an unnamed corpus is ``"corpus"``.
 
     Raises:
-        ConfigurationError: The passages cannot be read, for example because they are in a database.
+        ConfigurationError: The passages cannot be read, for example because they are in a database, or the retriever
+            filters them.
         ModelLoadError: The encoder cannot be loaded.
         DownloadError: The encoder could not be downloaded.
         ProfileError: A corpus has no passages.
@@ -108,6 +109,8 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
         if isinstance(part, IndexRetriever):
             profiles[name] = profile_index(part.index, name)
         else:
+            if getattr(part, "_filters", None) or getattr(part, "_doc_ids", None):
+                raise missing_passages(f"{type(part).__name__}, which filters them")
             index: Any = getattr(part, "_index", None)
             struct = getattr(index, "index_struct", None)
             # Only an index in memory lists the ids of its nodes.
