@@ -23,7 +23,7 @@ from llama_index.core.query_engine import (
     RetrieverQueryEngine,
     RouterQueryEngine,
 )
-from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers import QueryFusionRetriever, VectorIndexRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
@@ -201,6 +201,9 @@ def test_a_profile_reads_the_passages_of_an_index_in_memory(monkeypatch):
     nodes = [TextNode(text=text, relationships=SOURCE) for text in TEXTS.values()]
     index = VectorStoreIndex(nodes, embed_model=MockEmbedding(8))
     assert sorted(profile_searched(index.as_retriever())["corpus"]) == sorted(TEXTS.values())
+    # Regression: of a retriever for some of the nodes, the others were read, too.
+    one = VectorIndexRetriever(index, node_ids=[nodes[0].node_id, "deleted since"])
+    assert profile_searched(one) == {"corpus": [nodes[0].text]}
 
 
 @both_ways

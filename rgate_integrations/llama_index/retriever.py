@@ -115,6 +115,8 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
             struct = getattr(index, "index_struct", None)
             # Only an index in memory lists the ids of its nodes.
             ids = list(struct.nodes_dict.values()) if isinstance(struct, IndexDict) else []
+            searched = {*(getattr(part, "_node_ids", None) or ids)}
+            ids = [node_id for node_id in ids if node_id in searched]
             if not ids:
                 raise missing_passages(type(part).__name__)
             texts = [node.get_content() for node in index.docstore.get_nodes(ids)]
