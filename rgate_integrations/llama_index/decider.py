@@ -73,7 +73,7 @@ _PARTS = {
 # How LlamaIndex's RetrieverTool asks the question of an agent, and how its QueryEngineTool does if the agent does not
 # name the argument "input".
 _RETRIEVER_TOOL_INPUT = re.compile(r"\n(?:input|question|query) is (.*)\n", re.DOTALL)
-_ENGINE_TOOL_INPUT = re.compile(r"\{'(?:question|query)': (?:'.*'|\".*\")\}", re.DOTALL)
+_ENGINE_TOOL_INPUT = re.compile(r"\{'\w+': (?:'.*'|\".*\")\}", re.DOTALL)
 _dispatcher = get_dispatcher(__name__)
 
 
