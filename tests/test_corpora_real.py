@@ -15,8 +15,10 @@ from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RouterQueryEngine
+from llama_index.core.schema import TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.tools import QueryEngineTool
+from llama_index.core.vector_stores import MetadataFilters
 
 from rgate_integrations import CorpusProfile, load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -197,6 +199,49 @@ def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():
         assert guard.retrieve(question)[0].node.text in TEXTS[name]
     gated = GatedQueryEngine.from_defaults(over(retrievers["leave"]), llm=MockLLM(), corpus=True)
     assert gated.query(QUESTIONS["leave"]).metadata["rgate"]["corpus"] == "corpus"
+
+
+def filtered_by_llama_index():
+    """Return LlamaIndex's retrievers of three corpora that are in one index."""
+    nodes = [TextNode(text=text, metadata={"of": name}) for name in TEXTS for text in TEXTS[name]]
+    index = VectorStoreIndex(nodes, embed_model=MockEmbedding(8))
+    return {name: index.as_retriever(filters=MetadataFilters.from_dict({"of": name})) for name in TEXTS}
+
+
+def filtered_by_langchain():
+    """Return LangChain's retrievers of three corpora that are in one store."""
+    store = FaissVectorStore(Embeddings())
+    for name in TEXTS:
+        store.add_texts(TEXTS[name], [{"of": name} for _ in TEXTS[name]])
+    return {name: store.as_retriever(search_kwargs={"filter": {"of": name}}) for name in TEXTS}
+
+
+@pytest.mark.parametrize(
+    ("retrievers", "guard", "first_found"),
+    [
+        (
+            filtered_by_llama_index(),
+            lambda searched, corpus: GatedRetriever(searched, corpus=corpus),
+            lambda guard, question: guard.retrieve(question)[0].metadata["of"],
+        ),
+        (
+            filtered_by_langchain(),
+            lambda searched, corpus: RetrievalGate(corpus=corpus).guard(searched),
+            lambda guard, question: guard.invoke(question)[0].metadata["of"],
+        ),
+    ],
+    ids=["LlamaIndex", "LangChain"],
+)
+def test_corpora_that_only_a_filter_tells_apart_need_profiles_of_their_own(retrievers, guard, first_found):
+    """Regression: with corpus=True, each had the profile of the whole index, so the first was always searched."""
+    for searched in (retrievers, retrievers["leave"]):
+        with pytest.raises(ConfigurationError, match=r"which filters .*CorpusProfile\.from_retriever"):
+            guard(searched, True)
+    profiles = {name: CorpusProfile.from_retriever(retriever) for name, retriever in retrievers.items()}
+    guarded = guard(retrievers, profiles)
+    assert {name: first_found(guarded, question) for name, question in QUESTIONS.items()} == {
+        name: name for name in QUESTIONS
+    }
 
 
 @pytest.mark.parametrize(

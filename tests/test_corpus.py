@@ -470,6 +470,21 @@ def test_the_nearest_that_cover_it_are_searched(ps, top, corpora):
 
 
 @pytest.mark.model
+@pytest.mark.parametrize(
+    ("question", "corpus"),
+    [
+        ("How do I export the readings as CSV?", "logger"),
+        ("And how long does that take?", "leave"),
+        ("Why?", "leave"),
+    ],
+)
+def test_earlier_turns_say_where_to_search_only_for_a_follow_up(profiles, question, corpus):
+    """Regression: a question about another corpus went to the one that the turns before it were about."""
+    turns = ["user: How many days of annual leave do I have?", "assistant: 28 days."]
+    assert load_gate(corpus=profiles).decide(question, history=turns).corpus == corpus
+
+
+@pytest.mark.model
 def test_a_profile_that_fails_retrieves():
     broken = covering(0.1)
     object.__setattr__(broken, "p_covered", lambda vectors, texts: 1 / 0)

@@ -26,6 +26,8 @@ from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD, is_follow_
         "Her father?",
         "What is the name of their album?",
         "Can you summarise that?",
+        "Human: And how often?",  # as a program may write it
+        "**User:** and in winter?",
     ],
 )
 def test_follow_ups(question):
@@ -62,6 +64,17 @@ def test_follow_ups(question):
 )
 def test_whole_questions(question):
     assert not is_follow_up(question)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("label", ["Human: ", "**User:** ", "[user]: ", "Q: ", "QUESTION: "])
+def test_a_message_with_a_label_is_judged_without(smollm2, label):
+    """Regression: "Human: And how often?" was common knowledge, and so was "Q: And in winter?"."""
+    gate = load_gate(on_error="raise")
+    for message in ("And how often?", "And in winter?", "Thanks!", "What is the capital of France?"):
+        bare, labelled = gate.decide_batch([message, label + message])
+        assert (labelled.retrieve, labelled.p_known) == (bare.retrieve, bare.p_known)
+        assert labelled.question == label + message
 
 
 HISTORY = ("user: Who was Napoleon?", "assistant: An emperor.")

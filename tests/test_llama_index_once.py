@@ -125,6 +125,26 @@ def test_the_question_of_an_agent_reaches_a_retriever_in_its_own_words(gate, cal
 
 
 @both_ways
+@pytest.mark.parametrize("guards", [False, True], ids=["tool", "guarded tool"])
+@pytest.mark.parametrize("routes", [False, True], ids=["engine", "router"])
+@pytest.mark.parametrize("thing", ["a thing", "unknown"])
+@pytest.mark.parametrize("argument", ["query", "search_text"])
+def test_the_question_of_an_agent_reaches_an_engine_in_its_own_words(
+    gate, call, guards, routes, thing, argument
+):
+    """Regression: asked for a "query", LlamaIndex's tool asks "{'query': …}", and the braces were judged, too."""
+    question, shelf = f'isn\'t it\n"{thing}"?', Shelf()
+    engine = GatedQueryEngine.from_defaults(over(GatedRetriever(shelf, gate)), gate, llm=MockLLM())
+    engine = router(gate, engine) if routes else engine
+    tool = QueryEngineTool.from_defaults(engine, name="docs", description="d")
+    output = call(GatedTool(tool, gate) if guards else tool, "call", **{argument: question})
+    assert gate.calls == [[question]]
+    assert shelf.queries == ([question] if thing == "unknown" else [])
+    if not routes:  # a router passes the query to its tools as it is
+        assert "{'" not in output.content
+
+
+@both_ways
 def test_a_decision_is_gone_with_its_request(gate, llm, call):
     guarded, bundle = GatedRetriever(Shelf(), gate), QueryBundle(QUESTION)
     for engine in (gated(over(guarded), gate, llm), router_and_guard(gate, llm)):

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 from llama_index.core import (
@@ -23,7 +23,7 @@ from llama_index.core.query_engine import (
     RetrieverQueryEngine,
     RouterQueryEngine,
 )
-from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.retrievers import QueryFusionRetriever, VectorIndexRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
@@ -157,6 +157,33 @@ def test_retrievers_take_bundles_and_strings_change_neither_and_resolve_objects(
     assert asked == query(UNKNOWN)
 
 
+def earlier(*texts):
+    return ChatMemoryBuffer.from_defaults(chat_history=[ChatMessage(text) for text in texts])
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda inner, gate: ClaimFusionRetriever([inner], gate),
+        lambda inner, gate: GatedRetriever(inner, gate, memory=earlier("Who is Ada Lovelace?")),
+    ],
+    ids=["claims", "memory"],
+)
+def test_the_question_keeps_its_embedding_where_other_texts_are_searched_for_too(gate, call, make):
+    """Regression: what HyDE had written for a question, and its vector, were not searched for."""
+    asked = QueryBundle(
+        "what is an unknown thing?", custom_embedding_strs=["as HyDE writes"], embedding=[0.5]
+    )
+    with patch.object(Shelf, "_retrieve", return_value=[]) as search:
+        call(make(Shelf(), gate), "retrieve", asked)
+    bundles = [bundle for (bundle,), _ in search.call_args_list]
+    assert asked in bundles
+    bundles.remove(asked)
+    assert bundles
+    assert all((other.embedding, other.custom_embedding_strs) == (None, None) for other in bundles)
+
+
 @both_ways
 @pytest.mark.parametrize("kind", [lambda index: index, HybridIndex], ids=["dense", "hybrid"])
 def test_an_index_as_a_retriever(call, kind):
@@ -174,6 +201,9 @@ def test_a_profile_reads_the_passages_of_an_index_in_memory(monkeypatch):
     nodes = [TextNode(text=text, relationships=SOURCE) for text in TEXTS.values()]
     index = VectorStoreIndex(nodes, embed_model=MockEmbedding(8))
     assert sorted(profile_searched(index.as_retriever())["corpus"]) == sorted(TEXTS.values())
+    # Regression: of a retriever for some of the nodes, the others were read, too.
+    one = VectorIndexRetriever(index, node_ids=[nodes[0].node_id, "deleted since"])
+    assert profile_searched(one) == {"corpus": [nodes[0].text]}
 
 
 @both_ways

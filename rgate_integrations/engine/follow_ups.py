@@ -10,7 +10,14 @@ import re
 from collections.abc import Sequence
 
 from rgate_integrations.decision import Request
-from rgate_integrations.runtime.segments import QUESTION_MARKS, USER, count_words, segments, split_transcript
+from rgate_integrations.runtime.segments import (
+    QUESTION_MARKS,
+    USER,
+    count_words,
+    drop_label,
+    segments,
+    split_transcript,
+)
 
 REFERS_BACK = "The question refers to earlier turns, which the gate did not see."
 UNREAD = "The question follows earlier turns, which the gate does not read: rewrite it to stand alone."
@@ -64,9 +71,9 @@ def is_follow_up(question: str) -> bool:
     >>> is_follow_up("And how tall is he?"), is_follow_up("How tall is Napoleon, and when did he die?")
     (True, False)
     """
-    text = question.strip()
-    if len(text) > _MAX_CHARACTERS:
+    if len(question.strip()) > _MAX_CHARACTERS:
         return False
+    text = drop_label(question).strip()
     return bool(_AFTERTHOUGHT.search(text)) or any(
         _is_unresolved(text, pronoun) for pronoun in _PRONOUN.finditer(text)
     )

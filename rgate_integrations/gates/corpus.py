@@ -30,6 +30,9 @@ corpus, because front ends paste whole chats into their prompts. Code that a use
 NOTHING_ASKED = 0.5
 """A self-contained segment asks nothing if P(small talk, a task or pasted text) is at least this, and it has no name
 from a corpus."""
+_CLEARLY_COVERED = 0.9
+"""With at least this P(covered) and a telling word, a message read without its earlier turns is about that corpus,
+whatever they are about. Otherwise it may be a follow-up that needs them."""
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.DOTALL | re.MULTILINE)
 # With more words beside its code, a request is a prompt that a program writes around a chat.
 _MAX_WORDS_BESIDE_CODE = 40
@@ -169,11 +172,25 @@ class CorpusGate(Gate):
         """The inner gate's pass of the encoder, if it has one."""
         return encoder_pass(self.inner.specs, (_VECTOR,), (_VECTOR,))
 
+    @property
+    def _alone_spec(self) -> RequestSpec:
+        """The encoder's pass without the earlier turns."""
+        return replace(self._states_spec, alone=True)
+
+    def look_closer(self, evidence: Evidence) -> Specs:
+        """Return, with several corpora and earlier turns, which may be about another corpus, `_alone_spec`."""
+        return (self._alone_spec,) if len(self.profiles) > 1 and evidence.request.history else ()
+
     def score(self, evidence: Evidence) -> Score:
         """Add coverage to the inner gate's score, and decide by the table of `CorpusGate`."""
         score = evidence[ScoreSpec(self.inner)]
         asking = self._asking(evidence)
-        ranked = self._cover(evidence, asking)
+        ranked = self._cover(evidence, self._states_spec, asking)
+        if self._alone_spec in evidence.pieces:
+            alone = self._cover(evidence, self._alone_spec, asking)
+            # Only with a telling word: "And how long does that take?" is near to many corpora.
+            if alone[0].p >= _CLEARLY_COVERED and alone[0].profile.match_terms(alone[0].text):
+                ranked = alone
         best = ranked[0]
         corpora = tuple(
             coverage.profile.name
@@ -216,16 +233,16 @@ class CorpusGate(Gate):
         asks = named | ~(nothing & heads.find_self_contained(evidence))
         return (named & in_code) | ((pasted < GIVEN_TEXT) & asks)
 
-    def _cover(self, evidence: Evidence, asking: BoolArray) -> list[_Coverage]:
+    def _cover(self, evidence: Evidence, spec: RequestSpec, asking: BoolArray) -> list[_Coverage]:
         """Return the coverage of each corpus, best first: those that cover the request, then the others.
 
         Within both groups, corpora that are closer to the request come first.
 
         Args:
             evidence: The evidence of the request.
+            spec: The encoder's pass, with or without the earlier turns.
             asking: Whether each segment asks anything. If any does, segments that ask nothing are ignored.
         """
-        spec = self._states_spec
         read = evidence[spec]
         whole, segments = (
             read.whole[spec.whole.index(_VECTOR)],

@@ -26,6 +26,7 @@ from rgate_integrations.runtime.segments import (
     QUESTION_MARKS,
     USER,
     count_words,
+    drop_label,
     segments,
     split_transcript,
 )
@@ -270,12 +271,14 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
 def _read_transcript(request: Request) -> Request:
     """Return a request with a pasted transcript split into its last message and, as history, the turns before it.
 
-    JSON and markup are unfolded first. Without a transcript, or with a history of its own, nothing else changes.
+    JSON and markup are unfolded first, and a label such as ``User:`` before a single line is left out. Without a
+    transcript, or with a history of its own, nothing else changes.
     """
     unfolded = unfold(request.question)
     turns = None if request.history else split_transcript(unfolded)
     if turns is None:
-        return request if unfolded == request.question else replace(request, question=unfolded)
+        question = drop_label(unfolded)
+        return request if question == request.question else replace(request, question=question)
     question, history = turns
     return replace(request, question=question, history=history)
 

@@ -181,7 +181,7 @@ def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
     """Return a profile of each corpus that a runnable searches, by name; an unnamed corpus is ``"corpus"``.
 
     Raises:
-        ConfigurationError: The passages of a corpus cannot be read, or are in several indexes.
+        ConfigurationError: The passages of a corpus cannot be read, are in several indexes, or are filtered.
         ModelLoadError: The encoder cannot be loaded.
         DownloadError: The encoder could not be downloaded.
         ProfileError: A corpus has no passages.
@@ -198,7 +198,13 @@ def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
 
 
 def _indexes_in(runnable: Any, around: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yield the indexes of this package that a runnable searches, directly or through a vector store."""
+    """Yield the indexes of this package that a runnable searches, directly or through a vector store.
+
+    Raises:
+        ConfigurationError: The runnable filters the passages of its store, so that others would count as its own.
+    """
+    if (getattr(runnable, "search_kwargs", None) or {}).get("filter") is not None:
+        raise missing_passages(f"{type(runnable).__name__}, which filters them")
     for holder in (runnable, getattr(runnable, "vectorstore", None)):
         index = getattr(holder, "index", None)
         if isinstance(index, PassageIndex | HybridIndex | BM25Index):

@@ -19,7 +19,7 @@ from rgate_integrations.decision import valid_count, valid_flag
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.hybrid import fuse
-from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts, check_part
+from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts, bundle_for, check_part
 from rgate_integrations.llama_index.retriever import FlowRetriever, node_hash
 from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
@@ -80,8 +80,7 @@ class ClaimFusionRetriever(FlowRetriever):
         for query in (yield from _plan_queries(self, bundle)):
             for retriever in self.retrievers:
                 # A new bundle for each search, because LlamaIndex's vector retriever writes the embedding into it.
-                searched = QueryBundle(query, image_path=bundle.image_path)
-                searches.append(Call(retriever.retrieve, retriever.aretrieve, searched))
+                searches.append(Call(retriever.retrieve, retriever.aretrieve, bundle_for(query, bundle)))
         rankings: list[list[NodeWithScore]] = yield Gather(searches)
         return fuse(rankings, key=node_hash, k=self.similarity_top_k)
 

@@ -7,6 +7,8 @@ its decision is attached to the query bundle, which the router passes to the arm
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -68,6 +70,10 @@ _PARTS = {
     "aget_all": ("a memory", "Pass ChatMemoryBuffer.from_defaults(), the one that the chat engine has."),
     "__call__": ("a tool", "Pass QueryEngineTool.from_defaults(engine), or a function."),
 }
+# How LlamaIndex's RetrieverTool asks the question of an agent, and how its QueryEngineTool does if the agent does not
+# name the argument "input".
+_RETRIEVER_TOOL_INPUT = re.compile(r"\n(?:input|question|query) is (.*)\n", re.DOTALL)
+_ENGINE_TOOL_INPUT = re.compile(r"\{'\w+': (?:'.*'|\".*\")\}", re.DOTALL)
 _dispatcher = get_dispatcher(__name__)
 
 
@@ -99,14 +105,40 @@ def get_llm_name(llm: LLM | None) -> str:
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
 
+def read_question(bundle: QueryBundle) -> str:
+    """Return the question of a query in its own words, without the name of an argument that an agent gave it."""
+    text: Any = bundle.query_str  # the gate refuses what is no string
+    if isinstance(text, str) and (match := _RETRIEVER_TOOL_INPUT.fullmatch(text)):
+        return match[1]
+    if isinstance(text, str) and _ENGINE_TOOL_INPUT.fullmatch(text):
+        try:
+            arguments = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):  # no dict in Python after all
+            return text
+        if len(arguments) == 1:
+            (text,) = arguments.values()
+    return text
+
+
 def copy_bundle(bundle: QueryBundle) -> QueryBundle:
-    """Return a copy of a bundle: LlamaIndex's vector retriever writes the embedding into the bundle that it gets."""
-    return replace(bundle)
+    """Return a copy of a bundle, with its question in its own words.
+
+    A copy, because LlamaIndex's vector retriever writes the embedding into the bundle that it gets.
+    """
+    return replace(bundle, query_str=read_question(bundle))
+
+
+def bundle_for(text: str, bundle: QueryBundle) -> QueryBundle:
+    """Return the query that searches for a text of a request: a copy of ``bundle`` if the text is its question."""
+    if text.strip() == bundle.query_str.strip():
+        return copy_bundle(bundle)
+    # What to embed, and the embedding, belong to the question.
+    return QueryBundle(text, image_path=bundle.image_path)
 
 
 def read_bundle(bundle: QueryBundle, **fields: Unpack[RequestFields]) -> Request | Failed:
     """Return a query as a request; as `Failed` if it has an image, which a retriever reads, but not the LLM alone."""
-    item = read_item(bundle.query_str, **fields)
+    item = read_item(read_question(bundle), **fields)
     if not bundle.image_path or isinstance(item, Failed):
         return item
     error = EvidenceError(
@@ -257,7 +289,7 @@ class QueryDecider:
         """
         bound = read_bound(bundle)
         # Its own decision can only be from an earlier request with the same bundle.
-        if bound is None or bound.owner is self or not bound.concerns(bundle.query_str, llm):
+        if bound is None or bound.owner is self or not bound.concerns(read_question(bundle), llm):
             return None
         return bound
 

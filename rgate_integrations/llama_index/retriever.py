@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -27,14 +26,20 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.llama_index.answer_first import listen
-from rgate_integrations.llama_index.decider import Gated, QueryDecider, check_part, copy_bundle, read_bound
+from rgate_integrations.llama_index.decider import (
+    Gated,
+    QueryDecider,
+    bundle_for,
+    check_part,
+    copy_bundle,
+    read_bound,
+    read_question,
+)
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
 NOTE_SCORE = 1e9  # above any cutoff, even for BM25 and inner products, but finite, for JSON
 _MARK = uuid.uuid4().hex  # marks notes and their copies in the metadata; random, so no document can have it
-# How LlamaIndex's RetrieverTool asks the question of an agent, which names the argument, perhaps wrongly.
-_TOOL_INPUT = re.compile(r"\n(?:input|question|query) is (.*)\n", re.DOTALL)
 
 
 def node_hash(node: NodeWithScore) -> str:
@@ -92,7 +97,8 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
     """Return a profile of each corpus that a retriever searches, by name; an unnamed corpus is ``"corpus"``.
 
     Raises:
-        ConfigurationError: The passages cannot be read, for example because they are in a database.
+        ConfigurationError: The passages cannot be read, for example because they are in a database, or the retriever
+            filters them.
         ModelLoadError: The encoder cannot be loaded.
         DownloadError: The encoder could not be downloaded.
         ProfileError: A corpus has no passages.
@@ -103,10 +109,14 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
         if isinstance(part, IndexRetriever):
             profiles[name] = profile_index(part.index, name)
         else:
+            if getattr(part, "_filters", None) or getattr(part, "_doc_ids", None):
+                raise missing_passages(f"{type(part).__name__}, which filters them")
             index: Any = getattr(part, "_index", None)
             struct = getattr(index, "index_struct", None)
             # Only an index in memory lists the ids of its nodes.
             ids = list(struct.nodes_dict.values()) if isinstance(struct, IndexDict) else []
+            searched = {*(getattr(part, "_node_ids", None) or ids)}
+            ids = [node_id for node_id in ids if node_id in searched]
             if not ids:
                 raise missing_passages(type(part).__name__)
             texts = [node.get_content() for node in index.docstore.get_nodes(ids)]
@@ -194,9 +204,7 @@ class GatedRetriever(Gated, FlowRetriever):
             return [] if self.known_message is None else _note(decision, self.known_message)
         history = yield from self.decider.read_history(bundle.query_str)
         texts = list_search_texts(bundle.query_str, history)
-        bundles = [bundle]
-        if texts != [bundle.query_str]:
-            bundles = [QueryBundle(text, image_path=bundle.image_path) for text in texts]
+        bundles = [bundle_for(text, bundle) for text in texts]
         rankings: list[list[NodeWithScore]] = []
         for searched in bundles:
             with self.decider.bind(decision, searched):
@@ -299,5 +307,5 @@ class IndexRetriever(FlowRetriever):
 def _as_bundle(query: QueryType) -> QueryBundle:
     """Return a query as a bundle; an agent's question in its own words, so that the decision about it is found."""
     bundle = QueryBundle(query) if isinstance(query, str) else query
-    asked = _TOOL_INPUT.fullmatch(bundle.query_str)
-    return bundle if asked is None else replace(bundle, query_str=asked[1])
+    question = read_question(bundle)
+    return bundle if question == bundle.query_str else replace(bundle, query_str=question)

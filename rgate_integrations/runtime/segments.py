@@ -235,6 +235,7 @@ _TURN = re.compile(
     rf"|^[^\w\n]{{0,6}}(?:{_ANY.format('label')})[^\w\n:：]{{0,3}}[:：][*_]*",
     re.IGNORECASE | re.MULTILINE,
 )
+_QUESTION_LABEL = re.compile(r"[^\w\n]{0,6}(?:question|query|q)[^\w\n:：]{0,3}[:：][*_]*", re.IGNORECASE)
 _END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|end\|>|<\|begin_of_text\|>|</?s>|<bos>")
 _MAX_WORDS_BEFORE = 40  # with more words before the first turn, the text is a prompt, not a conversation
 
@@ -262,6 +263,19 @@ def split_transcript(text: str) -> tuple[str, tuple[str, ...]] | None:
     if not is_open and (before or not has_answer):
         return None
     return turns[-1][1], tuple(f"{role}: {words}" for role, words in turns[:-1])
+
+
+def drop_label(text: str) -> str:
+    r"""Return a message of one line without a label such as ``User:`` or ``Question:``; any other text as it is.
+
+    >>> drop_label("Human: And how often?"), drop_label("user: root, password: x\nWhy?")
+    ('And how often?', 'user: root, password: x\nWhy?')
+    """
+    line = text.strip()
+    label = None if "\n" in line else _TURN.match(line) or _QUESTION_LABEL.match(line)
+    if label is None or _role(label) not in ("user", ""):
+        return text
+    return line[label.end() :].strip() or text
 
 
 def split_history(text: str) -> list[tuple[str, str]]:
@@ -307,4 +321,4 @@ def _split_turns(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _role(label: re.Match[str]) -> str:
-    return str(label.lastgroup).rpartition("_")[2]
+    return str(label.lastgroup or "").rpartition("_")[2]
