@@ -4,7 +4,8 @@
 
 A request is self-contained if it asks for nothing beyond itself: a sum, thanks, a text to translate. To the heads for
 kinds, "Give me a recipe for pancakes" is a task like these, but a corpus of recipes should be searched for it.
-``templates/self_contained.tsv`` has requests of both sorts to 72 applications in 17 languages.
+``templates/self_contained.tsv`` has requests of both sorts to 72 applications in 17 languages, and
+``self_contained_turns.tsv`` messages that follow an answer, such as "and without eggs?" and "as a table".
 
 Then prints the decisions of the default gate, as for gpt-4o, with the passages of twelve other applications, such as
 recipes and board games (``catalogues.jsonl``). The gate's constants were chosen on the six of the part ``dev``.
@@ -35,15 +36,22 @@ PAIRS = 2
 """How many pairs each self-contained request is in."""
 JOINTS = (" ", "\n", "\n\n")
 STOPS = ".!?。？！।؟"
+TURN_REPEATS = 4
+"""How often each message that follows an answer counts; there are few of them."""
 MAX_MISTAKEN = 0.03
 """Share of the other requests that may be taken for self-contained; their applications are held out."""
 
 
 def read_requests() -> pd.DataFrame:
-    """Return the requests to learn from: label, language, application and text."""
-    lines = (Path(__file__).parent / "templates/self_contained.tsv").read_text(encoding="utf-8").splitlines()
-    rows = (line.split("\t") for line in lines)
-    return pd.DataFrame(rows, columns=["label", "language", "application", "text"])
+    """Return the requests to learn from: label, language, application, earlier turns (one a line) and text."""
+    rows = []
+    for name in ("self_contained", "self_contained_turns"):
+        file = Path(__file__).parent / f"templates/{name}.tsv"
+        for line in file.read_text(encoding="utf-8").splitlines():
+            *columns, text = line.split("\t")
+            history = columns[3].replace("\\n", "\n") if columns[3:] else ""
+            rows.append((*columns[:3], history, text))
+    return pd.DataFrame(rows, columns=["label", "language", "application", "history", "text"])
 
 
 def make_examples(requests: pd.DataFrame) -> pd.DataFrame:
@@ -52,14 +60,18 @@ def make_examples(requests: pd.DataFrame) -> pd.DataFrame:
     In a pair, one is self-contained, and the other is a single segment that is not. Each segment has its own label.
 
     Returns:
-        Columns text, segment (its position, or -1 for the whole text), language, application, and alone, whether it
-        is self-contained.
+        Columns text, history, segment (its position, or -1 for the whole text), language, application, and alone,
+        whether it is self-contained.
     """
     draw = random.Random(0)
-    rows = [
-        (row.text, -1, row.language, row.application, row.label == "self") for row in requests.itertuples()
-    ]
-    for (language, application), group in requests.groupby(["language", "application"], sort=False):
+    rows = []
+    for row in requests.itertuples():
+        # The states of a whole message after others would also reflect these.
+        segment, repeats = (0, TURN_REPEATS) if row.history else (-1, 1)
+        example = (row.text, row.history, segment, row.language, row.application, row.label == "self")
+        rows += [example] * repeats
+    single = requests[requests.history == ""]
+    for (language, application), group in single.groupby(["language", "application"], sort=False):
         others = [text for text in group.text[group.label == "content"] if len(segments(text)) == 1]
         for text in group.text[group.label == "self"]:
             count = len(segments(text))
@@ -72,9 +84,9 @@ def make_examples(requests: pd.DataFrame) -> pd.DataFrame:
             for pair, alone in labelled:
                 if len(segments(pair)) == len(alone):
                     rows += [
-                        (pair, number, language, application, label) for number, label in enumerate(alone)
+                        (pair, "", number, language, application, label) for number, label in enumerate(alone)
                     ]
-    return pd.DataFrame(rows, columns=["text", "segment", "language", "application", "alone"])
+    return pd.DataFrame(rows, columns=["text", "history", "segment", "language", "application", "alone"])
 
 
 def join(first: str, second: str, joint: str) -> str:
@@ -86,12 +98,12 @@ def join(first: str, second: str, joint: str) -> str:
 def fit_detector(examples: pd.DataFrame, cache: Path) -> Detector:
     """Fit the detector, and print what it finds of applications and languages that it did not learn from."""
     encoder_states = fact_states(cache)
-    encoder_states.fill((text, "") for text in examples.text.unique())
+    encoder_states.fill(zip(examples.text, examples.history, strict=True))
     states = np.stack(
         [
-            encoder_states.whole(row.text)
+            encoder_states.whole(row.text, row.history)
             if row.segment < 0
-            else encoder_states.segments(row.text)[row.segment]
+            else encoder_states.segments(row.text, row.history)[row.segment]
             for row in examples.itertuples()
         ]
     ).astype(np.float32)
