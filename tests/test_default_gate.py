@@ -178,13 +178,17 @@ QUESTIONNAIRE = [
     "Why haven't I received my new card yet?",
     "Who is the contact person at the supplier for spare parts?",
 ]
-NUMBERED = ["{}\n1. {}\n2. {}\n3. {}\n4. {}\n5. {}\n6. {}\n7. {}\n8. {}", "{}\n" + "\n- {}" * 8]
+LISTS = [
+    "{}\n1. {}\n2. {}\n3. {}\n4. {}\n5. {}\n6. {}\n7. {}\n8. {}",
+    "{}\n" + "\n- {}" * 8,
+    "{}\n" + "\n**{}**" * 8,
+]
 
 
 @pytest.mark.parametrize(
     "intro", ["", "Hi, I have a few questions:", "Please fill in this questionnaire from our customer."]
 )
-@pytest.mark.parametrize("layout", NUMBERED)
+@pytest.mark.parametrize("layout", LISTS)
 def test_a_list_of_questions_is_not_taken_for_text_to_work_on(intro, layout):
     gate = load_gate(llm_name="gpt-4o")
     orders = [QUESTIONNAIRE[i:] + QUESTIONNAIRE[:i] for i in range(8)]
@@ -192,5 +196,5 @@ def test_a_list_of_questions_is_not_taken_for_text_to_work_on(intro, layout):
     assert all(decision.retrieve for decision in gate.decide_batch(requests))
     lands = ["France", "Spain", "Italy", "Peru", "Japan", "Cuba"]
     capitals = [f"What is the capital of {land}?" for land in lands]
-    known = layout.format(intro, *capitals, "Who wrote Hamlet?", "What is photosynthesis?").strip()
+    known = layout.format("", *capitals, "Who wrote Hamlet?", "What is photosynthesis?").strip()
     assert not gate.decide(known).retrieve

@@ -27,7 +27,7 @@ from rgate_integrations.gates.probability import logit, sigmoids, softmax
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, lists_questions, segments
+from rgate_integrations.runtime.segments import count_questions, count_words, lists_questions, segments
 from rgate_integrations.runtime.text import detect_encoding
 
 _MAX_SHOWN = 80  # characters of a segment in a reason
@@ -211,7 +211,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             signals["known"] = float(known[0])
         reason = f"{_quote(evidence, texts, decisive)} {self._explain(p, shares_there, known, is_news)}"
         score = Score(p, reason, signals=signals, llm=self._judged_llm)
-        if sum(text.endswith(QUESTION_MARKS) for text in texts) > _MAX_QUESTIONS:
+        if count_questions(texts) > _MAX_QUESTIONS:
             return score.overridden(f"Asks more than {_MAX_QUESTIONS} questions.")
         is_short = len(evidence.question.split(None, _MAX_WORDS_WITH_URL)) <= _MAX_WORDS_WITH_URL
         if is_short and _URL.search(evidence.question):

@@ -117,13 +117,18 @@ def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> lis
     return lines
 
 
+def count_questions(texts: Sequence[str]) -> int:
+    """Return how many segments end in a question mark, also in quotes or in bold type."""
+    return sum(text.rstrip(_CLOSERS).endswith(QUESTION_MARKS) for text in texts)
+
+
 def lists_questions(texts: Sequence[str]) -> bool:
     """Return whether segments are a list of questions, with up to two sentences around it; a transcript is none.
 
     >>> lists_questions(["Two things.", "1. What is dns?", "2. Who owns it?", "3. Since when?", "Thanks!"])
     True
     """
-    questions = sum(text.endswith(QUESTION_MARKS) for text in texts)
+    questions = count_questions(texts)
     others = len(texts) - questions
     is_list = questions >= (3 if others else 2) and others <= _MAX_AROUND_QUESTIONS
     return is_list and not any(map(_TURN.match, texts))
