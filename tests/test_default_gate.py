@@ -166,3 +166,35 @@ def test_a_task_that_was_begun_goes_on():
         requests.append(Request(question, draft=unsure))
     decisions = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(requests)
     assert [d.retrieve for d in decisions] == [False, False, True, False, True]
+
+
+QUESTIONNAIRE = [
+    "What does the bank charge for lost or stolen card replacements?",
+    "Which courses do I still need for my degree?",
+    "When will my top up go through?",
+    "Why am I not able to get cash from the ATM?",
+    "What is our policy on working from abroad?",
+    "When does my subscription renew?",
+    "Why haven't I received my new card yet?",
+    "Who is the contact person at the supplier for spare parts?",
+]
+LISTS = [
+    "{}\n1. {}\n2. {}\n3. {}\n4. {}\n5. {}\n6. {}\n7. {}\n8. {}",
+    "{}\n" + "\n- {}" * 8,
+    "{}\n" + "\n**{}**" * 8,
+]
+
+
+@pytest.mark.parametrize(
+    "intro", ["", "Hi, I have a few questions:", "Please fill in this questionnaire from our customer."]
+)
+@pytest.mark.parametrize("layout", LISTS)
+def test_a_list_of_questions_is_not_taken_for_text_to_work_on(intro, layout):
+    gate = load_gate(llm_name="gpt-4o")
+    orders = [QUESTIONNAIRE[i:] + QUESTIONNAIRE[:i] for i in range(8)]
+    requests = [layout.format(intro, *order).strip() for order in orders]
+    assert all(decision.retrieve for decision in gate.decide_batch(requests))
+    lands = ["France", "Spain", "Italy", "Peru", "Japan", "Cuba"]
+    capitals = [f"What is the capital of {land}?" for land in lands]
+    known = layout.format("", *capitals, "Who wrote Hamlet?", "What is photosynthesis?").strip()
+    assert not gate.decide(known).retrieve

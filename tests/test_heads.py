@@ -337,7 +337,7 @@ def test_further_layers_are_read_only_of_segments_in_context(tmp_path):
     gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=proxy, on_error="raise")
     alone = gate.decide("Q?")
     assert (proxy.read, alone.signals["task"]) == ({1}, pytest.approx(softmax(*TASK[:3])[0]))
-    again, beside, behind = gate.decide_batch(["Q?", "Q? R?", Request("Q?", ["user: R?"])])
+    again, beside, behind = gate.decide_batch(["Q?", "Q! R?", Request("Q?", ["user: R!"])])
     assert again.signals == alone.signals
     for decision in (beside, behind):
         mean = softmax(*np.mean([TASK[:3], NEWS[:3]], axis=0))

@@ -176,6 +176,10 @@ def test_what_is_found_and_cannot_be_judged(lines, monkeypatch):
         ("out of 12 GB, 1 is free", "what costs about 1 or 120 GBP?", "out of 12 GB, … is free"),
         (r"no file C:\Users\anna\gate", "", r"no file C:\Users\anna\gate"),  # three letters were lost
         (r"\U0001f600\nHamlet\n", "Hamlet", "…"),
+        # Gates read plain letters, and a server may quote the JSON of another one.
+        ("no answer: Hamlet für カード", "Ｈａｍ\u00adｌｅｔ fu\u0308r ｶｰﾄﾞ", "no answer: … … …"),
+        ("no answer: fu\u0308r カ\u30fcト\u3099", "für カード", "no answer: … …"),
+        (r'"{\\"q\\": \\"\\u30ab\\u30fc\\u30c9 f\\\\u00fcr\\"}"', "カード für", '"{ q : f r }"'),
     ],
 )
 def test_a_message_is_one_line_without_the_words_of_private_texts(message, private, logged):

@@ -91,3 +91,10 @@ def test_a_gate_whose_specs_raise_or_are_no_specs_retrieves(history):
                 error, match=r"specs must be a tuple.*DraftSpec\(tokens=16\)|division by zero"
             ):
                 load_gate(gate, on_error="raise").decide("And when?", history=history)
+
+
+@pytest.mark.parametrize("name", [["default"], 5, b"default", load_gate("constant:never"), object()])
+def test_what_is_no_name_is_refused_without_being_quoted(name):
+    """Regression: the error quoted the text of the object, such as an LLM with its key, as a gate's name."""
+    with pytest.raises(ConfigurationError, match=rf"not {type(name).__name__}\. Hint: Give an LLM as llm="):
+        load_gate(name)

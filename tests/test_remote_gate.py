@@ -3,14 +3,16 @@
 import asyncio
 import os
 import re
+import traceback
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rgate_integrations import Cost, Decision, Draft, Override, Request, load_gate
+from rgate_integrations import AnswerFirst, Cost, Decision, Draft, Override, Request, load_gate
 from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ServerError, UnknownNameError
 from rgate_integrations.gates import remote
@@ -211,6 +213,36 @@ def test_a_login_in_the_url_is_in_no_repr_and_in_no_dump_of_a_chain():
     gate = load_gate(url)
     assert "p4ss" not in f"{gate!r} {RetrievalGate(url)!r} {dumps(RetrievalGate(url))} {gate.decide('a')!r}"
     assert gate.gate.url == url
+
+
+REMOTE = "http://ann:p4ss@127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        # Regression: pydantic quotes its input, so tracebacks of these errors had the token and the login.
+        lambda: load_gate(REMOTE, token="s3cret"),  # noqa: S106
+        lambda: load_gate("http://127.0.0.1:9", token="s3cret€"),  # noqa: S106
+        lambda: load_gate("http://127.0.0.1:9", token=["s3cret"]),
+        lambda: remote.RemoteGate(url=f"{REMOTE}/?a=b"),
+        lambda: langchain_part("GatedRetriever", retriever=str.split, gate=f"{REMOTE}/?a=b"),
+        lambda: AnswerFirst(question_gate=REMOTE),
+    ],
+)
+def test_no_traceback_and_no_repr_has_a_token_or_login(make):
+    try:
+        shown = repr(make())
+    except Exception as error:
+        shown = "".join(traceback.format_exception(error))
+    source = {line.strip() for line in Path(__file__).read_text().splitlines()}
+    lines = [line for line in shown.splitlines() if line.strip() not in source]
+    assert not re.search("p4ss|s3cret", "\n".join(lines))
+
+
+def langchain_part(name, **options):
+    langchain = pytest.importorskip("rgate_integrations.langchain")
+    return getattr(langchain, name)(**options)
 
 
 def test_the_token_is_sent_without_white_space_around_it_and_never_shown(words, monkeypatch):

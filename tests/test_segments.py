@@ -65,6 +65,8 @@ HARD = "Where was Aarno Maliniemi born?"
         ),
         ("я потеряла пропуск. кому писать", ["я потеряла пропуск.", "кому писать"]),
         ("open x.com/a?b=c or colou?r files", ["open x.com/a?b=c or colou?r files"]),
+        ("1. What is dns?\n2.) Who owns it. Us?", ["1. What is dns?", "2.) Who owns it.", "Us?"]),
+        ("**Q1.** What is dns? In 1931. Why?", ["**Q1.** What is dns?", "In 1931.", "Why?"]),
         ("1. what is dns 2. who owns ours", ["1. what is dns", "2. who owns ours"]),
         ("say (a) what osmosis is (b) who is on call", ["say (a) what osmosis is", "(b) who is on call"]),
         ("asked: • what is dns • where is ours", ["asked: • what is dns", "• where is ours"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rgate_integrations.answering.look_first import (
     LookFirst,
@@ -52,7 +52,7 @@ class AnswerFirst(RoutingOptions):
     tokens: int = 32
     retrieve_below: float = 0.3
     answer_above: float = 0.9
-    question_gate: GateLike | str | None = OWN
+    question_gate: GateLike | str | None = field(default=OWN, repr=False)  # it may be a URL with a login
     prefetch: bool = False
 
     def __post_init__(self) -> None:

@@ -104,7 +104,7 @@ def load_gate(
     else:
         if isinstance(proxy, str):  # an inner gate may need it during construction
             parameters["proxy"] = proxy
-        gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
+        gate = make_gate(_gate_name(name), **parameters)
     drafter_name = getattr(llm, "name", "")
     if isinstance(drafter_name, str):  # a user's object may have any attribute of that name
         gate = gate.for_llm(drafter_name, "the model that drafts")
@@ -120,6 +120,19 @@ def load_gate(
 def _no_corpus(parameters: Iterable[str]) -> ConfigurationError:
     return ConfigurationError(
         f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
+    )
+
+
+def _gate_name(name: object) -> str:
+    if name is None:
+        return DEFAULT_GATE
+    if isinstance(name, str | Path):
+        return str(name)
+    # Without the object itself: the text of an LLM may have its key.
+    raise ConfigurationError(
+        f"load_gate takes the name, folder or URL of a gate, or a Gate, not {type(name).__name__}.",
+        hint="Give an LLM as llm=, and an object that decides to a class for LangChain or LlamaIndex, such as "
+        "RetrievalGate(gate).",
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, resolve_ability
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, KindHead
 from rgate_integrations.gates.base import (
     USER_SOURCES,
     Gate,
@@ -22,12 +22,12 @@ from rgate_integrations.gates.base import (
     warn_once,
 )
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
-from rgate_integrations.gates.evidence.model_outputs import RequestSpec
-from rgate_integrations.gates.probability import logit, sigmoids
+from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec
+from rgate_integrations.gates.probability import logit, sigmoids, softmax
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
+from rgate_integrations.runtime.segments import count_questions, count_words, lists_questions, segments
 from rgate_integrations.runtime.text import detect_encoding
 
 _MAX_SHOWN = 80  # characters of a segment in a reason
@@ -75,10 +75,11 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     kind, which needs no retrieval. The encoder recognises the kinds, in any language, and estimates whether the LLM
     knows the fact. If the estimate may decide whether an English request skips, a second model, the reader, replaces
     it with a better one. The reader also reads an English request of one segment that asks for no fact, if it is
-    close to the threshold. In all requests of one segment that it reads, it has a say about the kind. Requests with
-    more than eight questions, and short ones with a URL, always retrieve, as do those recognised as naming a source
-    of the asker's own ("our wiki") or as about an application's own matters; a follow-up, or romanised text,
-    retrieves unless P(known) is high.
+    close to the threshold. In all requests of one segment that it reads, it has a say about the kind. In a list of
+    questions, each is judged by itself, as none is given text. Requests with more than eight segments that end in a
+    question mark, and short ones with a URL, always retrieve, as do those recognised as naming a source of the
+    asker's own ("our wiki") or as about an application's own matters; a follow-up, or romanised text, retrieves
+    unless P(known) is high.
 
     The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and
     ``known``, P(the LLM knows the fact), unless it would hardly change P(known). Drafts are ignored.
@@ -210,7 +211,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             signals["known"] = float(known[0])
         reason = f"{_quote(evidence, texts, decisive)} {self._explain(p, shares_there, known, is_news)}"
         score = Score(p, reason, signals=signals, llm=self._judged_llm)
-        if sum(text.endswith(QUESTION_MARKS) for text in texts) > _MAX_QUESTIONS:
+        if count_questions(texts) > _MAX_QUESTIONS:
             return score.overridden(f"Asks more than {_MAX_QUESTIONS} questions.")
         is_short = len(evidence.question.split(None, _MAX_WORDS_WITH_URL)) <= _MAX_WORDS_WITH_URL
         if is_short and _URL.search(evidence.question):
@@ -332,13 +333,27 @@ class KindsSpec(EvidenceSpec[Float64Array]):
             ModelLoadError: The states are not from the model that the heads were trained on.
         """
         trained, pieces = self.gate.trained, []
-        for request in context.get(self.states):
-            self.gate.check_states(request.segments, trained.segments.hidden_size)
-            kinds = trained.kind_probabilities(
-                request.segments, request.layout, request.whole, in_context=request.in_context
-            )
+        for request, states in zip(context.requests, context.get(self.states), strict=True):
+            self.gate.check_states(states.segments, trained.segments.hidden_size)
+            if not request.history and lists_questions(states.texts):
+                kinds = _ask_one_by_one(trained.segments, states)
+            else:
+                kinds = trained.kind_probabilities(
+                    states.segments, states.layout, states.whole, in_context=states.in_context
+                )
             pieces.append(Piece(kinds))
         return pieces
+
+
+def _ask_one_by_one(head: KindHead, states: ReadRequest) -> Float64Array:
+    """Return P(kind) of each segment of a list of questions, shape (segments, kinds); none of them is given text.
+
+    In context, long lists of questions look like pasted text: of eight numbered ones about private documents, half
+    would skip.
+    """
+    logits = head.logits(states.segments[:, : len(head.layers)], states.layout)
+    logits[:, [kind.name == "given" for kind in head.kinds]] = -np.inf
+    return softmax(logits)
 
 
 def _quote(evidence: Evidence, texts: Sequence[str], segment: int | None) -> str:

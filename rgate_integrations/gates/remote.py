@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, ClassVar
 
-from pydantic import Field, SecretStr, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_jsonable_python
 
 from rgate_integrations.decision import Decision, Override
@@ -56,6 +56,7 @@ class RemoteGate(NamedLLMGate):
         "remote", "the gate of a server (rgate serve)", "what that gate looks at", "no", "one pass"
     )
     argument: ClassVar[str] = "url"
+    model_config = ConfigDict(hide_input_in_errors=True)  # which may be the token, or a URL with a login
 
     url: str
     token: SecretStr | None = Field(default=None, exclude=True, repr=False)

@@ -59,7 +59,8 @@ class FlowRunnable(RunnableSerializable[Input, Output], Options):
     ``dumpd`` find them; unknown names are rejected.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    # The input in an error may be the URL of a gate, with a login.
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
 
     run_type: ClassVar[str | None] = None
     """The type of its runs in traces; None for a chain."""

@@ -33,7 +33,10 @@ _UNSPACED = re.compile(
 )
 """Ends of sentences without a space: in scripts that use none, and in hasty typing, but not in URLs."""
 _FIRST_MARKER = re.compile(r"\(?[1a]\)|1\.|•")  # of a list within a line
+# The number of an item, such as "1." or "**Q1.**", which belongs to what follows.
+_MARKER = re.compile(r"[*_(]*[Qq#]?\d{1,3}\.[*_)]*")
 _NEXT_MARKER = str.maketrans("12345678abcdefg", "23456789bcdefgh")
+_MAX_AROUND_QUESTIONS = 2  # such as "Hi, I have a few questions." and "Thanks!"
 _MIN_ITEM_WORDS = 2  # without the marker: in "articles (a) and (b)", there are no items
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _BEFORE_NAME = re.compile(r"[a-z]{2,3}|from|into|with")  # in "translate into German:", that is no label
@@ -104,12 +107,31 @@ def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> lis
             if word == next_marker or (_FIRST_MARKER.fullmatch(word) and (word[-1] != "." or i - 1 == begin)):
                 item, next_marker = i, word.translate(_NEXT_MARKER)
             is_next_item = words[i] == next_marker and i - item >= _MIN_ITEM_WORDS
-            if is_next_item or _ends(word, words[i], abbreviation) or i - begin >= _MAX_WORDS:
+            is_marker = i - 1 == begin and _MARKER.fullmatch(word)
+            ends = not is_marker and _ends(word, words[i], abbreviation)
+            if is_next_item or ends or i - begin >= _MAX_WORDS:
                 line_segments.append(" ".join(words[begin:i]))
                 begin = i
         if words:
             lines.append([*line_segments, " ".join(words[begin:])])
     return lines
+
+
+def count_questions(texts: Sequence[str]) -> int:
+    """Return how many segments end in a question mark, also in quotes or in bold type."""
+    return sum(text.rstrip(_CLOSERS).endswith(QUESTION_MARKS) for text in texts)
+
+
+def lists_questions(texts: Sequence[str]) -> bool:
+    """Return whether segments are a list of questions, with up to two sentences around it; a transcript is none.
+
+    >>> lists_questions(["Two things.", "1. What is dns?", "2. Who owns it?", "3. Since when?", "Thanks!"])
+    True
+    """
+    questions = count_questions(texts)
+    others = len(texts) - questions
+    is_list = questions >= (3 if others else 2) and others <= _MAX_AROUND_QUESTIONS
+    return is_list and not any(map(_TURN.match, texts))
 
 
 def drop_repeated(text: str) -> str:

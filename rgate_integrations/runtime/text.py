@@ -56,7 +56,7 @@ _SAY_NOTHING = re.compile(
 )
 """Words that reveal nothing about a private text, and that log messages need."""
 # Not every letter after a backslash: it may begin the name of a folder.
-_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|[bfnrt\W_])")
+_ESCAPE = re.compile(r"\\+(?:u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|[bfnrt\W_])")
 _LONG_WORD = re.compile(r"\w{33,}")  # may be an API key
 _PART = re.compile(r"[^\W\d_]+|\d+")  # the parts of a word: "who_wrote_hamlet" has three
 
@@ -103,7 +103,7 @@ def redact(message: object, *private: object) -> str:
         >>> redact("cannot parse 'Who wrote Hamlet?'\nERROR forged", "Who wrote Hamlet?")
         "cannot parse 'Who … …?' ERROR forged"
     """
-    text = " ".join(map(str, private)).casefold()
+    text = _same_letters(" ".join(map(str, private))).casefold()
     private_parts = set(_PART.findall(text))
 
     def mask(match: re.Match[str]) -> str:
@@ -113,10 +113,16 @@ def redact(message: object, *private: object) -> str:
         return "…" if is_private and not _SAY_NOTHING.fullmatch(part) else match.group()
 
     plain = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _MAX_LOGGED]))  # HTTP errors quote URLs
-    printable = "".join(character if character.isprintable() else " " for character in plain)
+    letters = _same_letters(plain)  # gates read plain letters, and their errors quote these
+    printable = "".join(character if character.isprintable() else " " for character in letters)
     safe = _LONG_WORD.sub("…", " ".join(printable.split()))
     # Truncate last, because half of a private word would not be recognised.
     return _PART.sub(mask, safe)[:_MAX_LOGGED]
+
+
+def _same_letters(text: str) -> str:
+    """Return a text with one form of each letter, however it is encoded, and without invisible characters."""
+    return unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
 
 
 def normalise_answers(answers: Sequence[str]) -> list[str]:
