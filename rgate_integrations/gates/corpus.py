@@ -19,6 +19,7 @@ from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.runtime.arrays import BoolArray, unit
+from rgate_integrations.runtime.segments import QUESTION_MARKS
 
 _VECTOR = PooledLayer(LAYERS, "question", "mean")  # scaled to length 1, the encoder's sentence vector
 COVERED = 0.5
@@ -220,7 +221,8 @@ class CorpusGate(Gate):
 
         Pasted text asks nothing, except code with a name from a corpus (see `find_code`). Nor does a self-contained
         segment, which is probably small talk or a task, unless it has such a name. A task that is not self-contained,
-        such as "Give me a recipe for pancakes", asks. If the inner gate has no heads, every segment counts as asking.
+        such as "Give me a recipe for pancakes", asks, and so does a question after earlier turns. If the inner gate
+        has no heads, every segment counts as asking.
         """
         texts, heads = evidence[self._states_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
@@ -231,6 +233,10 @@ class CorpusGate(Gate):
         pasted = heads.p_kinds(evidence, "given")
         nothing = pasted + heads.p_kinds(evidence, "no_knowledge") >= NOTHING_ASKED
         asks = named | ~(nothing & heads.find_self_contained(evidence))
+        # Of follow-ups, the detector knows few: "And how long does that take?" may be one. In several lines, the
+        # question may be about pasted text, or one in a chat that a program quotes.
+        if evidence.request.history and "\n" not in evidence.question:
+            asks |= np.array([text.endswith(QUESTION_MARKS) for text in texts])
         return (named & in_code) | ((pasted < GIVEN_TEXT) & asks)
 
     def _cover(self, evidence: Evidence, spec: RequestSpec, asking: BoolArray) -> list[_Coverage]:
