@@ -19,6 +19,7 @@ from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.runtime.arrays import BoolArray, unit
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words
 
 _VECTOR = PooledLayer(LAYERS, "question", "mean")  # scaled to length 1, the encoder's sentence vector
 COVERED = 0.5
@@ -30,6 +31,14 @@ corpus, because front ends paste whole chats into their prompts. Code that a use
 NOTHING_ASKED = 0.5
 """A self-contained segment asks nothing if P(small talk, a task or pasted text) is at least this, and it has no name
 from a corpus."""
+# A question is self-contained only above this logit: with numbers or quotations, it looks like a sum or a text to
+# work on, as in "My table is 2 m by 1 m. Which plan fits?".
+_MIN_QUESTION_LOGIT = 3.0
+# In a program's prompt around a chat, such as "Suggest questions that the user might ask next", each segment is read
+# together with the chat, so it seems to be about the corpus. There, a segment asks nothing from this probability of
+# `NOTHING_ASKED` on, self-contained or not.
+_NOTHING_ASKED_BY_PROGRAM = 0.85
+_MAX_WORDS_BESIDE_TEXT = 80  # with more words beside pasted text, a request is such a prompt
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.DOTALL | re.MULTILINE)
 # With more words beside its code, a request is a prompt that a program writes around a chat.
 _MAX_WORDS_BESIDE_CODE = 40
@@ -203,7 +212,8 @@ class CorpusGate(Gate):
 
         Pasted text asks nothing, except code with a name from a corpus (see `find_code`). Nor does a self-contained
         segment, which is probably small talk or a task, unless it has such a name. A task that is not self-contained,
-        such as "Give me a recipe for pancakes", asks. If the inner gate has no heads, every segment counts as asking.
+        such as "Give me a recipe for pancakes", asks, except in a program's prompt around a chat; so does a question
+        that is not clearly self-contained. If the inner gate has no heads, every segment counts as asking.
         """
         texts, heads = evidence[self._states_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
@@ -212,8 +222,13 @@ class CorpusGate(Gate):
         code = find_code(evidence.question)
         in_code = np.array([text in code for text in texts])
         pasted = heads.p_kinds(evidence, "given")
-        nothing = pasted + heads.p_kinds(evidence, "no_knowledge") >= NOTHING_ASKED
-        asks = named | ~(nothing & heads.find_self_contained(evidence))
+        nothing = pasted + heads.p_kinds(evidence, "no_knowledge")
+        least = np.where([text.endswith(QUESTION_MARKS) for text in texts], _MIN_QUESTION_LOGIT, 0.0)
+        alone = (nothing >= NOTHING_ASKED) & (heads.self_contained_logits(evidence) > least)
+        words_beside = sum(count_words(text) for text in compress(texts, pasted < GIVEN_TEXT))
+        if pasted.max() >= GIVEN_TEXT and words_beside > _MAX_WORDS_BESIDE_TEXT:
+            alone |= nothing >= _NOTHING_ASKED_BY_PROGRAM
+        asks = named | ~alone
         return (named & in_code) | ((pasted < GIVEN_TEXT) & asks)
 
     def _cover(self, evidence: Evidence, asking: BoolArray) -> list[_Coverage]:
