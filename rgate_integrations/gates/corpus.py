@@ -35,8 +35,8 @@ from a corpus."""
 # work on, as in "My table is 2 m by 1 m. Which plan fits?".
 _MIN_QUESTION_LOGIT = 3.0
 # In a program's prompt around a chat, such as "Suggest questions that the user might ask next", each segment is read
-# together with the chat, so it seems to be about the corpus. There, a segment asks nothing from this probability of
-# `NOTHING_ASKED` on, self-contained or not.
+# together with the chat, so it seems to be about the corpus. There, a segment asks nothing, self-contained or not, if
+# P(small talk, a task or pasted text) is at least this.
 _NOTHING_ASKED_BY_PROGRAM = 0.85
 _MAX_WORDS_BESIDE_TEXT = 80  # with more words beside pasted text, a request is such a prompt
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.DOTALL | re.MULTILINE)
