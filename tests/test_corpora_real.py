@@ -134,6 +134,69 @@ def test_a_corpus_is_searched_for_tasks_unless_they_are_self_contained(asked, re
     assert load_gate(corpus=profile, llm_name="gpt-4o").decide(asked).retrieve == retrieves
 
 
+TRAINS = [
+    "Which gauge should a beginner choose? HO (1:87) has the widest range; N (1:160) suits small flats.",
+    "Starter set Alpina: oval of track, regional train with two coaches, digital controller; 189 euros.",
+    "Minimum radius: 360 mm for short wagons, 420 mm for express coaches in HO.",
+    "Track plans: figure eight on 120 x 80 cm, dogbone on 200 x 100 cm, shelf station on 240 x 30 cm.",
+    "Signals: connect the red wire to output 1, the green to output 2, common to plus.",
+]
+
+
+def test_a_question_with_numbers_of_its_own_is_no_sum():
+    """Regression: it was taken for one, so the corpus was not searched."""
+    gate = load_gate(corpus=CorpusProfile.from_texts(TRAINS, "trains"), llm_name="gpt-4o", on_error="raise")
+    asked = [
+        "My table is 2 m by 1 m. Which plan fits?",
+        "What's 120 x 80 in inches and which plan fits there?",
+    ]
+    sums = ["What is 420 minus 360?", "189 + 29 = ?", "How many cm are 12 feet?"]
+    assert [decision.retrieve for decision in gate.decide_batch([*asked, *sums])] == [True] * 2 + [False] * 3
+
+
+TAGS = """### Task:
+Generate 1-3 broad tags categorizing the main themes of the chat history, along with 1-3 more specific subtopic tags.
+
+### Guidelines:
+- Start with high-level domains (e.g. Science, Technology, Arts, Politics, Business, Health, Sports, Education)
+- Consider including relevant subfields/subdomains if they are strongly represented throughout the conversation
+- If content is too short (less than 3 messages) or too diverse, use only ["General"]
+- Use the chat's primary language; default to English if multilingual
+- Prioritize accuracy over specificity
+
+### Output:
+JSON format: { "tags": ["tag1", "tag2", "tag3"] }
+
+### Chat History:
+<chat_history>
+USER: What radius do my wagons need?
+ASSISTANT: Minimum radius: 360 mm for short wagons, 420 mm for express coaches in HO.
+</chat_history>"""
+FOLLOW_UPS = """### Task:
+Suggest 3-5 relevant follow-up questions or prompts that the user might naturally ask next in this conversation as a \
+**user**, based on the chat history, to help continue or deepen the discussion.
+### Guidelines:
+- Write all follow-up questions from the user's point of view, directed to the assistant.
+- Make questions concise, clear, and directly related to the discussed topic(s).
+- Only suggest follow-ups that make sense given the chat content and do not repeat what was already covered.
+- If the conversation is very short or not specific, suggest more general (but relevant) follow-ups.
+### Output:
+JSON format: { "follow_ups": ["Question 1?", "Question 2?", "Question 3?"] }
+### Chat History:
+<chat_history>
+USER: Suggest a track plan
+ASSISTANT: Figure eight on 120 x 80 cm, dogbone on 200 x 100 cm.
+</chat_history>"""
+
+
+@pytest.mark.parametrize("prompt", [TAGS, FOLLOW_UPS])
+def test_a_programs_task_around_a_chat_is_not_searched_for(prompt):
+    """Regression: its instructions are read together with the chat, so they counted as tasks about the corpus."""
+    gate = load_gate(corpus=CorpusProfile.from_texts(TRAINS, "trains"), llm_name="gpt-4o", on_error="raise")
+    assert not gate.decide(prompt).retrieve
+    assert gate.decide("Suggest a track plan").retrieve
+
+
 # --- LlamaIndex --------------------------------------------------------------------------------------------------
 
 

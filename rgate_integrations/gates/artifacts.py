@@ -339,7 +339,11 @@ class Detector:
 
     def detect(self, states: AnyStates) -> BoolArray:
         """Return whether each of n texts is recognised, shape (n,), by its pooled states, shape (n, L, H)."""
-        return weighted(states, self.weight) + self.bias > 0
+        return self.logits(states) > 0
+
+    def logits(self, states: AnyStates) -> Float64Array:
+        """Return how clearly each of n texts is recognised, shape (n,); see `detect`."""
+        return weighted(states, self.weight) + self.bias
 
 
 @dataclass(frozen=True, config=STRICT)

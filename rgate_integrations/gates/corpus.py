@@ -19,7 +19,7 @@ from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.runtime.arrays import BoolArray, unit
-from rgate_integrations.runtime.segments import QUESTION_MARKS
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words
 
 _VECTOR = PooledLayer(LAYERS, "question", "mean")  # scaled to length 1, the encoder's sentence vector
 COVERED = 0.5
@@ -34,6 +34,14 @@ from a corpus."""
 _CLEARLY_COVERED = 0.9
 """With at least this P(covered) and a telling word, a message read without its earlier turns is about that corpus,
 whatever they are about. Otherwise it may be a follow-up that needs them."""
+# A question in a single line is self-contained only above this logit: with numbers or quotations, it looks like a sum
+# or a text to work on, as in "My table is 2 m by 1 m. Which plan fits?".
+_MIN_QUESTION_LOGIT = 2.0
+# In a program's prompt around a chat, such as "Suggest questions that the user might ask next", each segment is read
+# together with the chat, so it seems to be about the corpus. There, a segment asks nothing, self-contained or not, if
+# P(small talk, a task or pasted text) is at least this.
+_NOTHING_ASKED_BY_PROGRAM = 0.85
+_MAX_WORDS_BESIDE_TEXT = 80  # with more words beside pasted text, a request is such a prompt
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.DOTALL | re.MULTILINE)
 # With more words beside its code, a request is a prompt that a program writes around a chat.
 _MAX_WORDS_BESIDE_CODE = 40
@@ -221,8 +229,9 @@ class CorpusGate(Gate):
 
         Pasted text asks nothing, except code with a name from a corpus (see `find_code`). Nor does a self-contained
         segment, which is probably small talk or a task, unless it has such a name. A task that is not self-contained,
-        such as "Give me a recipe for pancakes", asks, and so does a question after earlier turns. If the inner gate
-        has no heads, every segment counts as asking.
+        such as "Give me a recipe for pancakes", asks, except in a program's prompt around a chat; so does a question
+        in a single line that is not clearly self-contained, or follows earlier turns. If the inner gate has no heads,
+        every segment counts as asking.
         """
         texts, heads = evidence[self._states_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
@@ -231,12 +240,18 @@ class CorpusGate(Gate):
         code = find_code(evidence.question)
         in_code = np.array([text in code for text in texts])
         pasted = heads.p_kinds(evidence, "given")
-        nothing = pasted + heads.p_kinds(evidence, "no_knowledge") >= NOTHING_ASKED
-        asks = named | ~(nothing & heads.find_self_contained(evidence))
-        # Of follow-ups, the detector knows few: "And how long does that take?" may be one. In several lines, the
-        # question may be about pasted text, or one in a chat that a program quotes.
-        if evidence.request.history and "\n" not in evidence.question:
-            asks |= np.array([text.endswith(QUESTION_MARKS) for text in texts])
+        nothing = pasted + heads.p_kinds(evidence, "no_knowledge")
+        least = np.zeros(len(texts))
+        # In several lines, the question may be about pasted text, or one in a chat that a program quotes.
+        if "\n" not in evidence.question:
+            # Of follow-ups, the detector knows few: "And how long does that take?"
+            is_question = [text.endswith(QUESTION_MARKS) for text in texts]
+            least[is_question] = np.inf if evidence.request.history else _MIN_QUESTION_LOGIT
+        alone = (nothing >= NOTHING_ASKED) & (heads.self_contained_logits(evidence) > least)
+        words_beside = sum(count_words(text) for text in compress(texts, pasted < GIVEN_TEXT))
+        if pasted.max() >= GIVEN_TEXT and words_beside > _MAX_WORDS_BESIDE_TEXT:
+            alone |= nothing >= _NOTHING_ASKED_BY_PROGRAM
+        asks = named | ~alone
         return (named & in_code) | ((pasted < GIVEN_TEXT) & asks)
 
     def _cover(self, evidence: Evidence, spec: RequestSpec, asking: BoolArray) -> list[_Coverage]:

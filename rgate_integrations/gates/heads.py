@@ -26,7 +26,7 @@ from rgate_integrations.gates.evidence.model_outputs import ReadRequest, Request
 from rgate_integrations.gates.probability import logit, sigmoids, softmax
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
-from rgate_integrations.runtime.arrays import BoolArray, Float64Array
+from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.segments import count_questions, count_words, lists_questions, segments
 from rgate_integrations.runtime.text import detect_encoding
 
@@ -238,10 +238,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in names]
         return evidence[self.specs[1]][:, columns].sum(axis=1)
 
-    def find_self_contained(self, evidence: Evidence) -> BoolArray:
-        """Return whether each segment asks for nothing beyond itself, shape (segments,)."""
+    def self_contained_logits(self, evidence: Evidence) -> Float64Array:
+        """Return how clearly each segment asks for nothing beyond itself, shape (segments,); above 0, it does so."""
         layers = len(self.trained.first_facts.layers)
-        return self.trained.self_contained.detect(evidence[self.specs[0]].segments[:, :layers])
+        return self.trained.self_contained.logits(evidence[self.specs[0]].segments[:, :layers])
 
     def _p_fact_known(self, evidence: Evidence) -> tuple[Float64Array, bool]:
         """Return P(the LLM knows the fact), shape (1,), and whether the question may be about news."""
