@@ -106,7 +106,7 @@ def _proper_names(
 
 
 def _acronyms(passages: Sequence[str], total: int, encoder: Encoder) -> Iterator[str]:
-    """Yield acronyms that are rare elsewhere, such as ``FMLA``, and that these passages always write in capitals."""
+    """Yield acronyms such as ``FMLA``: rare elsewhere, in some of these passages, and always in capitals there."""
     counts = Counter(word for passage in passages for word in set(_TOKEN.findall(passage)))
     acronyms = {word: count for word, count in counts.items() if _is_acronym(word)}
     if sum(acronyms.values()) > _MAX_ACRONYMS * total:

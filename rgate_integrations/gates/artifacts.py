@@ -327,7 +327,7 @@ class AttentionHead(KindHead):
 
 @dataclass(frozen=True, config=STRICT)
 class Detector:
-    """Recognises one kind of text by the L states of size H of the encoder.
+    """Recognises one kind of text by a model's L states of size H.
 
     Attributes:
         weight: Weights of the states, shape (L, H), float32.
