@@ -83,6 +83,7 @@ HEADS = HeadsArtifact(
     english=Detector(np.zeros((1, 4), np.float32), 1.0),
     romanised=Detector(np.zeros((1, 4), np.float32), -1.0),
     self_contained=Detector(np.zeros((1, 4), np.float32), 1.0),
+    self_contained_turns=Detector(np.zeros((1, 4), np.float32), -1.0),
     own_matters=KindHead(
         layers=LAYERS[:1],
         kinds=(

@@ -203,7 +203,13 @@ def test_shapes_that_do_not_fit_are_refused(part, name, shape):
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [(HEADS, "english"), (HEADS, "romanised"), (HEADS, "self_contained"), (FACTS, "news")],
+    [
+        (HEADS, "english"),
+        (HEADS, "romanised"),
+        (HEADS, "self_contained"),
+        (HEADS, "self_contained_turns"),
+        (FACTS, "news"),
+    ],
 )
 def test_detectors_for_other_layers_are_refused(part, name):
     with pytest.raises(ValueError, match=name):
@@ -249,7 +255,7 @@ def test_the_reason_and_the_signals_are_those_of_the_segment_that_decides(decide
 
 
 def test_a_message_that_follows_others_retrieves_unless_it_is_clear(decide):
-    states = {"And now": NEWS, "Thanks": TASK, "So": (1, 0, 0, 0.5)}
+    states = {"Hi": TASK, "And now": NEWS, "Thanks": TASK, "So": (1, 0, 0, 0.5)}
     found = decide(states, ["Thanks", "And now", "So"], ["user: Hi", "assistant: Hello."], threshold=0.6)
     assert [each.retrieve for each in found] == [False, True, True]
     needless, _, unclear = found
@@ -510,7 +516,7 @@ def test_the_reader_has_no_say_about_other_requests(with_reader, asked, state, e
     ],
 )
 def test_a_reply_is_judged_with_the_question_that_it_answers(decide, message, before, retrieves):
-    states = {message: TASK, f"Is it raining? {message}": TASK, "Is it raining?": NEWS}
+    states = {"Hi": TASK, message: TASK, f"Is it raining? {message}": TASK, "Is it raining?": NEWS}
     found = decide(states, message, before)
     assert (found.retrieve, found.question) == (retrieves, message)
     assert ("“Is it raining?”" in found.reason) == retrieves

@@ -52,6 +52,11 @@ TURNS = ("user: Hello!", "assistant: Hi!", f"user: {ASKED}", FAILED)
             ("Yes, that would be very kind, thank you!", "assistant: It rains. Shall I look it up?"),
             ("Shall I look it up?\nYes, that would be very kind, thank you!", 1),
         ),
+        (
+            ("4411-8820", "assistant: Could you give me your order number? It is in the e-mail."),
+            ("Could you give me your order number?\n4411-8820", 1),
+        ),
+        (("at 3 then", "assistant: Is there anything else? Just ask."), ("at 3 then", 1)),
         (("Thanks!", "assistant: Done. Anything else?"), ("Thanks!", 0)),
         (("Where is it?", "assistant: Done. How can I assist you?"), ("Where is it?", 1)),
         (
@@ -137,3 +142,45 @@ def test_an_offer_of_nothing_in_particular_makes_nothing_needy(default_gate, off
     messages = (EASY, "Translate 'cheese' into German.", "No, thank you.", "Thanks, bye!", ASKED)
     requests = [Request(each, ["user: Hello", f"assistant: Hello! {offer}"]) for each in messages]
     assert [d.retrieve for d in default_gate.decide_batch(requests)] == [False] * 4 + [True]
+
+
+LIST = (
+    "Find me flights from Leeds to Porto.",
+    "Three options:\n\n1. 3 May, 06:40–09:20, £74\n2. 5 May, 13:15–15:55, £61",
+)
+BUS = ("When does the bus to Fernhill School leave?", "Bus 14 leaves the market square at 7:25.")
+LASAGNE = (
+    "I'm looking for the lasagne recipe.",
+    "Our classic lasagne takes an hour and a half. It serves six.",
+)
+PLANTS = ("What is photosynthesis?", "Plants turn light, water and carbon dioxide into sugar and oxygen.")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("turns", "message", "retrieves"),
+    [
+        (LIST, "and back?", True),
+        (LIST, "and for two?", True),
+        (LIST, "Thanks!", False),
+        (LIST, "As a table, please.", False),
+        (BUS, "and on Fridays?", True),
+        (BUS, "in French", False),
+        (LASAGNE, "how many calories does it have according to the recipe?", True),
+        (PLANTS, "And at night?", False),
+        (PLANTS, "Shorter, please.", False),
+    ],
+)
+def test_a_follow_up_needs_what_the_question_before_it_needs(turns, message, retrieves):
+    """Regression: short follow-ups after a list of figures were skipped, as if they were sums."""
+    asked, answer = turns
+    assert (
+        load_gate().decide(message, history=[f"user: {asked}", f"assistant: {answer}"]).retrieve == retrieves
+    )
+
+
+@pytest.mark.model
+def test_whatever_the_threshold_a_follow_up_needs_what_the_question_before_it_needs():
+    asked, answer = BUS
+    request = Request("and on Fridays?", [f"user: {asked}", f"assistant: {answer}"], threshold=0.1)
+    assert load_gate().decide(request).retrieve

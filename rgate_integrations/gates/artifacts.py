@@ -405,8 +405,7 @@ class HeadsArtifact(SavedGate):
 
     Attributes:
         segments: Classifies a segment by the states of `base_model`, which reads any language.
-        in_context: Also classifies each segment of a request that has several of them or earlier turns. Some of the
-            layers it reads were trained to classify requests.
+        in_context: Also classifies each segment of a request that has several or earlier turns.
         together: Classifies all segments of such a request together, from the layers of `in_context`. The mean of
             both heads' logits is averaged with the logits of `segments`.
         first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
@@ -415,8 +414,8 @@ class HeadsArtifact(SavedGate):
         reader_kinds: Classifies a request of one segment by the states that `facts` reads; see `reconsider`.
         english: Recognises English by the layers of `first_facts`.
         romanised: Likewise, romanised text such as Hindi in Latin letters.
-        self_contained: Likewise, a segment that asks for nothing beyond itself, such as a sum, thanks, or "make it
-            shorter". A corpus has nothing on it, even if it has the corpus's words.
+        self_contained: Likewise, a segment that asks for nothing beyond itself, such as a sum or "make it shorter".
+        self_contained_turns: The same for a message that follows others.
         own_matters: Classifies a request and each of its segments by the layers of `segments`. The request retrieves
             if it or a segment is of any kind but the first; if it is one segment, the logit of the last kind is added
             to that of the same kind in `segments`.
@@ -432,11 +431,12 @@ class HeadsArtifact(SavedGate):
     english: Detector
     romanised: Detector
     self_contained: Detector
+    self_contained_turns: Detector
     own_matters: KindHead
 
     def __post_init__(self) -> None:
         """Raise ValueError if weights have a wrong shape, or heads do not fit together."""
-        for name in ("english", "romanised", "self_contained"):
+        for name in ("english", "romanised", "self_contained", "self_contained_turns"):
             check_shape(f"{name}.weight", getattr(self, name).weight, len(self.first_facts.layers))
         heads = (self.segments, self.in_context, self.together, self.reader_kinds)
         if len({tuple(kind.name for kind in head.kinds) for head in heads}) > 1:

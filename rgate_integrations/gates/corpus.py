@@ -184,7 +184,7 @@ class CorpusGate(Gate):
     @property
     def _alone_spec(self) -> RequestSpec:
         """The encoder's pass without the earlier turns."""
-        return replace(self._states_spec, alone=True)
+        return replace(self._states_spec, scope="message")
 
     def look_closer(self, evidence: Evidence) -> Specs:
         """Return, with several corpora and earlier turns, which may be about another corpus, `_alone_spec`."""
@@ -230,7 +230,7 @@ class CorpusGate(Gate):
         Pasted text asks nothing, except code with a name from a corpus (see `find_code`). Nor does a self-contained
         segment, which is probably small talk or a task, unless it has such a name. A task that is not self-contained,
         such as "Give me a recipe for pancakes", asks, except in a program's prompt around a chat; so does a question
-        in a single line that is not clearly self-contained, or follows earlier turns. If the inner gate has no heads,
+        in a single line that is not clearly self-contained. If the inner gate has no heads,
         every segment counts as asking.
         """
         texts, heads = evidence[self._states_spec].texts, self.inner.question_gate()
@@ -241,18 +241,19 @@ class CorpusGate(Gate):
         in_code = np.array([text in code for text in texts])
         pasted = heads.p_kinds(evidence, "given")
         nothing = pasted + heads.p_kinds(evidence, "no_knowledge")
+        is_pasted = pasted >= GIVEN_TEXT
         least = np.zeros(len(texts))
         # In several lines, the question may be about pasted text, or one in a chat that a program quotes.
         if "\n" not in evidence.question:
-            # Of follow-ups, the detector knows few: "And how long does that take?"
-            is_question = [text.endswith(QUESTION_MARKS) for text in texts]
-            least[is_question] = np.inf if evidence.request.history else _MIN_QUESTION_LOGIT
+            least[[text.endswith(QUESTION_MARKS) for text in texts]] = _MIN_QUESTION_LOGIT
+            if evidence.request.history:
+                is_pasted[:] = False  # the text that a short message works on is in the earlier turns
         alone = (nothing >= NOTHING_ASKED) & (heads.self_contained_logits(evidence) > least)
-        words_beside = sum(count_words(text) for text in compress(texts, pasted < GIVEN_TEXT))
-        if pasted.max() >= GIVEN_TEXT and words_beside > _MAX_WORDS_BESIDE_TEXT:
+        words_beside = sum(count_words(text) for text in compress(texts, ~is_pasted))
+        if is_pasted.any() and words_beside > _MAX_WORDS_BESIDE_TEXT:
             alone |= nothing >= _NOTHING_ASKED_BY_PROGRAM
         asks = named | ~alone
-        return (named & in_code) | ((pasted < GIVEN_TEXT) & asks)
+        return (named & in_code) | (~is_pasted & asks)
 
     def _cover(self, evidence: Evidence, spec: RequestSpec, asking: BoolArray) -> list[_Coverage]:
         """Return the coverage of each corpus, best first: those that cover the request, then the others.

@@ -22,12 +22,18 @@ from rgate_integrations.gates.base import (
     warn_once,
 )
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
-from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec
+from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec, Scope
 from rgate_integrations.gates.probability import logit, sigmoids, softmax
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.segments import count_questions, count_words, lists_questions, segments
+from rgate_integrations.runtime.segments import (
+    count_questions,
+    count_words,
+    lists_questions,
+    segments,
+    user_turns,
+)
 from rgate_integrations.runtime.text import detect_encoding
 
 _MAX_SHOWN = 80  # characters of a segment in a reason
@@ -149,21 +155,17 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """Specs of the encoder's states of the request and its segments, and of each segment's P(kind)."""
-        return self._encoder_specs(alone=False)
+        return self._encoder_specs("conversation")
 
-    def _encoder_specs(self, *, alone: bool) -> Specs:
+    def _encoder_specs(self, scope: Scope) -> Specs:
         states = RequestSpec(
             self.trained.first_facts.layers,
             self.trained.segments.layers,
             self.trained.context_layers,
             model=self.proxy,
-            alone=alone,
+            scope=scope,
         )
         return (states, KindsSpec(states, self))
-
-    @property
-    def _alone_spec(self) -> EvidenceSpec[Float64Array]:
-        return self._encoder_specs(alone=True)[1]
 
     @property
     def _reader_spec(self) -> RequestSpec:
@@ -174,15 +176,18 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
         They may do so for an English request that would retrieve if the LLM did not know the fact, and would skip at
         the highest P(the LLM knows the fact) that `margin` allows; and for one of a single segment that asks for no
-        fact, and whose P(known) is close to the threshold. A message that may skip because of the turns before it,
-        and is long enough to be complete, also needs its kinds without these turns.
+        fact, and whose P(known) is close to the threshold. A message that may skip because of the turns before it
+        also needs its kinds without these turns, and those of the user's message before it.
         """
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
         closer: Specs = ()
-        if evidence.request.history and count_words(evidence.question) >= _MIN_WORDS_ALONE:
+        if evidence.request.history:
             p_if_known = p_answered(trained.segments.kinds, shares, np.ones(1)).min()
-            closer = (self._alone_spec,) if p_if_known >= _MIN_P_KNOWN_IF_UNCLEAR else ()
+            scopes: list[Scope] = ["message"] if p_if_known >= _MIN_P_KNOWN_IF_UNCLEAR else []
+            if scopes and any(user_turns(evidence.request.history)):
+                scopes.append("before")
+            closer = tuple(self._encoder_specs(scope)[1] for scope in scopes)
         if not trained.english.detect(states.whole[None])[0]:
             return closer
         logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
@@ -218,10 +223,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
         if evidence.request.history and p < _MIN_P_KNOWN_IF_UNCLEAR:
             return score.overridden("Follow-up that may need the earlier turns.")
-        if self._alone_spec in evidence.pieces:
-            p_alone = p_answered(kinds, evidence[self._alone_spec], np.ones(1)).min()
-            if p_alone < _MAX_P_KNOWN_IF_ALONE_CLEAR:
-                return score.overridden("Needs passages by itself, whatever the earlier turns are about.")
+        if need := self._find_need_in_turns(evidence):
+            return score.overridden(need)
         own_matter = self.trained.find_own_matter(states.whole, states.segments)
         if own_matter is not None and not evidence.truncated:
             kind, segment = own_matter
@@ -233,6 +236,38 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Romanised text, which the gate understands less well.")
         return score
 
+    def _find_need_in_turns(self, evidence: Evidence) -> str:
+        """Return why a message that would skip because of the earlier turns retrieves, as a sentence; "" if it skips.
+
+        It needs passages by itself, or it is not complete without the question before it, which needs passages.
+        """
+        message, before = self._encoder_specs("message"), self._encoder_specs("before")
+        if message[1] not in evidence.pieces:
+            return ""
+        kinds = self.trained.segments.kinds
+        if count_words(evidence.question) >= _MIN_WORDS_ALONE:
+            p_if_known = p_answered(kinds, evidence[message[1]], np.ones(1)).min()
+            states = evidence[message[0]]
+            is_own = self.trained.find_own_matter(states.whole, states.segments) is not None
+            if p_if_known < _MAX_P_KNOWN_IF_ALONE_CLEAR or is_own:
+                return "Needs passages by itself, whatever the earlier turns are about."
+        if before[1] in evidence.pieces and self.self_contained_logits(evidence).min() <= 0:
+            p = max(self._p_by_encoder(evidence, specs) for specs in (message, before))
+            if p < (self.threshold if evidence.request.threshold is None else evidence.request.threshold):
+                return "Follows on a question that needs passages."
+        return ""
+
+    def _p_by_encoder(self, evidence: Evidence, specs: Specs) -> float:
+        """Return P(known) of what these specs of `_encoder_specs` read, without the reader; 0 for an own matter."""
+        states, shares = [evidence[spec] for spec in specs]
+        if self.trained.find_own_matter(states.whole, states.segments) is not None:
+            return 0.0
+        theta, sd = self._ability
+        if not self.trained.english.detect(states.whole[None])[0]:
+            theta += _FOREIGN_PENALTY
+        known = self.trained.first_facts.p_fact_known(states.whole[None], theta, sd)
+        return float(p_answered(self.trained.segments.kinds, shares, known).min())
+
     def p_kinds(self, evidence: Evidence, *names: str) -> Float64Array:
         """Return P(the segment is of one of these kinds) for each segment, shape (segments,)."""
         columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in names]
@@ -241,7 +276,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     def self_contained_logits(self, evidence: Evidence) -> Float64Array:
         """Return how clearly each segment asks for nothing beyond itself, shape (segments,); above 0, it does so."""
         layers = len(self.trained.first_facts.layers)
-        return self.trained.self_contained.logits(evidence[self.specs[0]].segments[:, :layers])
+        detector = (
+            self.trained.self_contained_turns if evidence.request.history else self.trained.self_contained
+        )
+        return detector.logits(evidence[self.specs[0]].segments[:, :layers])
 
     def _p_fact_known(self, evidence: Evidence) -> tuple[Float64Array, bool]:
         """Return P(the LLM knows the fact), shape (1,), and whether the question may be about news."""

@@ -10,9 +10,9 @@ help are recognised in any language, by their similarity to a few examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 
 from rgate_integrations.decision import Request
 from rgate_integrations.gates.base import Gate
@@ -29,6 +29,7 @@ from rgate_integrations.runtime.segments import (
     drop_label,
     segments,
     split_transcript,
+    user_turns,
 )
 from rgate_integrations.runtime.unfolding import unfold
 
@@ -36,7 +37,11 @@ from rgate_integrations.runtime.unfolding import unfold
 _MIN_COSINE = 0.55
 _MAX_WORDS = 12  # maximum words of a message to compare; longer messages say what they want
 _MAX_TURNS = 8  # number of user turns to search for the question that a retry repeats
-_SHORT = 5  # maximum words of a question that may be a reply, such as "Why not?"
+_SHORT = 5  # maximum words of a question that may be a reply, such as "Why not?", and of a reply such as "order 4411"
+_MAX_AFTER_QUESTION = (
+    2  # maximum sentences after a question to which such a reply belongs: "It is on the invoice."
+)
+_MAX_END = 2_000  # characters of the end of a turn to search for a question
 RETRY, REMARK, OPEN, OTHER = "retry", "remark", "open", "other"
 _EXAMPLES = {
     RETRY: (
@@ -291,7 +296,7 @@ def join_user_turns(request: Request) -> Request:
     """
     if not request.history or not request.history[-1].startswith(USER):
         return request
-    turns, before = next(_user_turns(request.history))
+    turns, before = next(user_turns(request.history))
     return replace(request, question=f"{turns}\n{request.question}", history=before)
 
 
@@ -304,10 +309,14 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     kind = kinds.get(request.question, OTHER)
     # A retry repeats the latest question that is not itself a retry or remark, however far back it is.
     if kind == RETRY:
-        for turns, before in _user_turns(request.history):
+        for turns, before in user_turns(request.history):
             if kinds.get(turns, OTHER) == OTHER:
                 return replace(request, question=f"{turns}\n{request.question}", history=before)
     question = _question_before(request)
+    if not question and any(map(str.isdigit, request.question)) and count_words(request.question) <= _SHORT:
+        question = _question_before(request, _MAX_AFTER_QUESTION)
+        if kinds.get(question) == OPEN:
+            return request
     is_open = kinds.get(question) == OPEN
     # Thanks and edits are complete by themselves, unless they answer an offer ("Shall I translate it?").
     if kind == REMARK and (is_open or not question):
@@ -325,37 +334,31 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     return replace(request, question=text, history=before)
 
 
-def _question_before(request: Request) -> str:
-    """Return the question that ends the last turn, if that turn is the assistant's; empty otherwise."""
+def _question_before(request: Request, most_after: int = 0) -> str:
+    """Return the question that ends the last turn, if that turn is the assistant's; empty otherwise.
+
+    Up to ``most_after`` sentences may follow the question.
+    """
     last = request.history[-1] if request.history else ""
-    if not last.startswith(ASSISTANT) or not last.endswith(QUESTION_MARKS):
+    if not last.startswith(ASSISTANT):
         return ""
-    return segments(last.removeprefix(ASSISTANT))[-1]
+    ends = segments(last.removeprefix(ASSISTANT)[-_MAX_END:])[-1 - most_after :]
+    return next((segment for segment in reversed(ends) if segment.endswith(QUESTION_MARKS)), "")
 
 
 def _messages(request: Request) -> Iterable[str]:
-    """Yield the texts for `_classify`: the question that ends the assistant's last turn, and short user messages.
+    """Yield the texts for `_classify`: the last question of the assistant's last turn, and short user messages.
 
     Without earlier turns, there are none.
     """
-    question = _question_before(request)
+    question = _question_before(request, _MAX_AFTER_QUESTION)
     if question:
         yield question
     messages = [request.question] if request.history else []
-    messages += [turns for turns, _ in islice(_user_turns(request.history), _MAX_TURNS - 1)]
+    messages += [turns for turns, _ in islice(user_turns(request.history), _MAX_TURNS - 1)]
     for message in messages:
         if message and count_words(message) <= _MAX_WORDS:
             yield message
-
-
-def _user_turns(history: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield each run of user turns as one text, with the turns before it, from the latest run to the first."""
-    before = history
-    for is_user, run in groupby(reversed(history), key=lambda turn: turn.startswith(USER)):
-        turns = [turn.removeprefix(USER) for turn in run]
-        before = before[: -len(turns)]
-        if is_user:
-            yield "\n".join(reversed(turns)), before
 
 
 def _classify(messages: Iterable[str], sources: Sources) -> dict[str, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -177,6 +177,16 @@ def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
 def count_words(text: str) -> int:
     """Return roughly the number of words; in scripts without spaces, such as Chinese, two characters count as one."""
     return len(text.split()) + len(UNSPACED.findall(text)) // 2
+
+
+def user_turns(history: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield each run of user turns as one text, with the turns before it, from the latest run to the first."""
+    before = history
+    for is_user, run in groupby(reversed(history), key=lambda turn: turn.startswith(USER)):
+        turns = [turn.removeprefix(USER) for turn in run]
+        before = before[: -len(turns)]
+        if is_user:
+            yield "\n".join(reversed(turns)), before
 
 
 def shorten_turn(turn: str) -> str:

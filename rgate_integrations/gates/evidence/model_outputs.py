@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from rgate_integrations.decision import MAX_TOKEN_CHARACTERS, Cost, Draft, DraftSource
+from rgate_integrations.decision import MAX_TOKEN_CHARACTERS, Cost, Draft, DraftSource, Request
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.models.base import PooledLayer, RequestLayers
@@ -14,7 +14,9 @@ from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.segments import Segmented, count_words, layout, shorten_turn
+from rgate_integrations.runtime.segments import Segmented, count_words, layout, shorten_turn, user_turns
+
+Scope: TypeAlias = Literal["conversation", "message", "before"]
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         in_context: More states to read for each segment if the request has several segments or earlier turns; they
             follow those of `segments`.
         model: Name of the proxy model that reads; empty for the gate's own.
-        alone: Whether to leave out the earlier turns.
+        scope: What to read: the message in its ``"conversation"``, the ``"message"`` without its earlier turns, or
+            what the user said ``"before"`` it, in the conversation up to there.
     """
 
     reads_history: ClassVar[bool] = True
@@ -171,16 +174,16 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     segments: tuple[PooledLayer, ...] = ()
     in_context: tuple[PooledLayer, ...] = ()
     model: str = ""
-    alone: bool = False
+    scope: Scope = "conversation"
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Return the states of each request; requests that need the same layers are read in one batch."""
-        requests = [
-            Segmented.from_text(
-                request.question, [] if self.alone else list(map(shorten_turn, request.history))
-            )
-            for request in context.requests
-        ]
+        """Return the states of each request; requests that need the same layers are read in one batch.
+
+        Raises:
+            StopIteration: The user said nothing before.
+        """
+        texts = [self._in_scope(request) for request in context.requests]
+        requests = [Segmented.from_text(text, list(map(shorten_turn, turns))) for text, turns in texts]
         groups: dict[RequestLayers, list[Segmented]] = {}
         for request in requests:
             groups.setdefault(self._layers(request), []).append(request)
@@ -189,17 +192,23 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
             model = state_reader(context.use_proxy(self.model), self.prompt, layers.every)
             pooled[layers] = iter(model.request_states(self.prompt, group, layers))
         pieces = []
-        for evidence, request in zip(context.evidence, requests, strict=True):
+        for (text, _), request in zip(texts, requests, strict=True):
             states = next(pooled[self._layers(request)])
             value = ReadRequest(
                 request.segments,
                 states.whole,
                 states.segments,
-                layout(evidence.question),
+                layout(text),
                 in_context=not request.stands_alone,
             )
             pieces.append(Piece(value, _reading_cost(states.prompt_tokens)))
         return pieces
+
+    def _in_scope(self, request: Request) -> tuple[str, Sequence[str]]:
+        """Return the text to read, and the turns before it."""
+        if self.scope == "before":
+            return next(user_turns(request.history))
+        return request.question, request.history if self.scope == "conversation" else ()
 
     def _layers(self, request: Segmented) -> RequestLayers:
         # Most requests are a single segment, which needs fewer layers and so less time.
