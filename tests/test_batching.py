@@ -142,6 +142,15 @@ def test_other_threads_get_nothing_more_once_the_process_is_ending():
         batcher.submit([3])
 
 
+def test_another_event_loop_than_asyncios_is_a_typed_error():
+    """Regression: in trio, each decision retrieved because of a RuntimeError without a hint."""
+    with pytest.raises(StopIteration) as end:
+        load_gate("constant:never").adecide("Who wrote Hamlet?").send(None)  # runs without an event loop
+    decision = end.value.value
+    assert (decision.retrieve, decision.error.type) == (True, "ConfigurationError")
+    assert "trio.to_thread.run_sync" in decision.error.hint
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------
 
 

@@ -326,6 +326,15 @@ def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, 
         Encoder(with_damage(cached_path(ENCODER), tmp_path / "encoder", name, damage))
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("Exception during loading: std::bad_alloc")])
+def test_without_memory_the_hint_is_not_to_download_it_again(tmp_path, error):
+    with (
+        patch.object(Encoder, "_load", side_effect=error),
+        pytest.raises(ModelLoadError, match=r"could not be loaded: .* Hint: Give the process more memory"),
+    ):
+        Encoder(tmp_path)
+
+
 @pytest.mark.usefixtures("own_cache")
 def test_doctor_reads_with_it(tmp_path):
     files = {"rgate.json": "{}", TOKENS: "no model", WEIGHTS: "no weights"}

@@ -11,7 +11,7 @@ from concurrent.futures import Future, InvalidStateError, wait
 from itertools import islice
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from rgate_integrations.errors import DecisionTimeoutError
+from rgate_integrations.errors import ConfigurationError, DecisionTimeoutError
 from rgate_integrations.runtime.flow import cancel
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork, start_thread
 
@@ -163,16 +163,33 @@ def wait_results(futures: Sequence[Future[_T | Exception]], timeout: float | Non
 async def await_results(
     futures: Sequence[Future[_T | Exception]], timeout: float | None
 ) -> list[_T | Exception]:
-    """Return what `wait_results` returns, without blocking the event loop."""
-    waiting = [asyncio.wrap_future(future) for future in futures]
+    """Return what `wait_results` returns, without blocking the event loop.
+
+    Raises:
+        ConfigurationError: The event loop is not asyncio's.
+    """
+    waiting: list[asyncio.Future[_T | Exception]] = []
     try:
+        loop = _running_loop()
+        waiting += [asyncio.wrap_future(future, loop=loop) for future in futures]
         await asyncio.wait(waiting, timeout=timeout)
         return [_get_outcome(future, timeout) for future in waiting]
     finally:
         # Cancel both, because the event loop may end before it passes the cancellation on.
-        for future, wrapped in zip(futures, waiting, strict=True):
+        for future in futures:
             future.cancel()
+        for wrapped in waiting:
             cancel(wrapped)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "The async methods of a gate need asyncio, which does not run here.",
+            hint="With trio, call decide() in a thread: await trio.to_thread.run_sync(gate.decide, question).",
+        ) from error
 
 
 def _get_outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from rgate_integrations.errors import ModelLoadError, first_line
+from rgate_integrations.errors import ModelLoadError, first_line, limit_hint
 from rgate_integrations.models.download import cache_dir, fetch_path
 from rgate_integrations.runtime.arrays import Float32Array, PositionArray
 from rgate_integrations.runtime.threads import ForkSafeLock, count_cores, reset_after_fork
@@ -130,9 +130,11 @@ class OnnxModel(ABC):
                 self._check_states()
         # ONNX Runtime and the tokenizers raise their own classes, or plain Exception.
         except Exception as error:
+            reason = first_line(error)
             raise ModelLoadError(
-                f"{self.title} in {str(folder)!r} could not be loaded: {first_line(error)}",
-                hint=f"Remove the folder and run `rgate download {self.entry}`. "
+                f"{self.title} in {str(folder)!r} could not be loaded: {reason}",
+                hint=limit_hint(reason)
+                or f"Remove the folder and run `rgate download {self.entry}`. "
                 "If it fails again, report it with your CPU's model.",
             ) from error
 
