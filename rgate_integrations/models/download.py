@@ -21,6 +21,7 @@ from rgate_integrations.errors import (
     DownloadError,
     ModelLoadError,
     first_line,
+    limit_hint,
     unknown_name,
 )
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
@@ -104,7 +105,8 @@ def cached_path(name: str) -> Path | None:
     except OSError as error:  # the folder may be whole, so it must not be replaced
         raise ModelLoadError(
             f"{name!r} is in a cache that cannot be read, {str(path)!r}: {error.strerror}.",
-            hint="Check its permissions and disk, or set RGATE_CACHE to another folder.",
+            hint=limit_hint(str(error))
+            or "Check its permissions and disk, or set RGATE_CACHE to another folder.",
         ) from error
 
 
