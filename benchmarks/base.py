@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.jsonl import read_jsonl
 
 OUT = Path(__file__).parent / "out"
 SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")

@@ -7,8 +7,6 @@ import numpy as np
 from heads import VectorCache, hash_question
 
 from rgate_integrations.models.base import PooledLayer
-from rgate_integrations.models.catalog import READER
-from rgate_integrations.models.download import download
 from rgate_integrations.models.reader import Reader, ReaderRow, pool_row
 
 CUTS = (8, 16, 32, 64)
@@ -44,7 +42,7 @@ def read_states(cache: Path, pairs: list[tuple[str, str]]) -> np.ndarray:
     names = [" ".join(question.split()) + SEPARATOR + text for question, text in pairs]
     store = VectorCache(cache / "begun")
     if any(hash_question(name) not in store.vectors for name in names):
-        reader = Reader.shared(download(READER))
+        reader = Reader.shared()
         store.fill(names, lambda batch: _read(reader, batch), part=256)
     return np.stack([store.vectors[hash_question(name)] for name in names])
 

@@ -31,8 +31,7 @@ from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.heads import HeadsGate, may_reader_change, p_answered
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.models.base import PooledLayer
-from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
-from rgate_integrations.models.download import download
+from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.reader import Reader
 from rgate_integrations.runtime.segments import layout
@@ -195,7 +194,7 @@ def read_question_states(
     questions: list[str], cache: Path, layers: Sequence[PooledLayer] = LAYERS, name: str = "states"
 ) -> dict[str, np.ndarray]:
     """Return the reader's states of questions by `hash_question`; computes those that the cache lacks."""
-    reader = Reader.shared(download(READER))
+    reader = Reader.shared()
 
     def read(batch: list[str]) -> np.ndarray:
         return np.stack([row.states for row in reader.pool(list(map(reader.encode, batch)), layers)])

@@ -16,7 +16,7 @@ from heads import QuestionScores, judge_alone
 
 from rgate_integrations.gates.artifacts import LogprobHead
 from rgate_integrations.gates.composite import AnswerGate
-from rgate_integrations.runtime.files import JsonlLog
+from rgate_integrations.runtime.jsonl import JsonlLog
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.evaluation import auc
 

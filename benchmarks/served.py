@@ -45,7 +45,7 @@ from rgate_integrations.index.passage_index import FILE
 from rgate_integrations.langchain import IndexRetriever
 from rgate_integrations.langchain.chains import format_documents
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
-from rgate_integrations.runtime.files import JsonlLog
+from rgate_integrations.runtime.jsonl import JsonlLog
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "cookbook"))
 from llama_server import gguf, serving

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError, limit_hint
 from rgate_integrations.runtime import replies
 from rgate_integrations.runtime.records import check_logprob
 from rgate_integrations.runtime.segments import label_turns
@@ -272,10 +272,10 @@ class Failure(Frozen):
         with suppress(Exception):
             message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
         if not (isinstance(message, str) and message):
-            message = ""
+            message = name
             with suppress(Exception):
-                message = str(error)
-        return cls(type=name, message=message or name, hint=hint if isinstance(hint, str) else "")
+                message = str(error) or name
+        return cls(type=name, message=message, hint=(isinstance(hint, str) and hint) or limit_hint(message))
 
 
 class PartialAnswerInfo(Frozen):

@@ -6,6 +6,15 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+_LIMIT_SIGNS = (
+    "MemoryError",
+    "out of memory",
+    "bad_alloc",
+    "allocate",
+    "start new thread",
+    "Too many open files",
+)
+
 
 class RGateError(Exception):
     """Base class of this package's errors.
@@ -176,6 +185,13 @@ def missing_dependency(module: str, extra: str) -> MissingDependencyError:
         f"The module {module!r} is needed, but not installed.",
         hint=f'Run: pip install "rgate-integrations[{extra}]"',
     )
+
+
+def limit_hint(message: str) -> str:
+    """Return a hint if an error's message says that memory, threads or open files ran out; otherwise empty."""
+    if any(sign in message for sign in _LIMIT_SIGNS):
+        return "Give the process more memory, threads or open files, as the message says, or let it do less at once."
+    return ""
 
 
 def first_line(error: BaseException) -> str:

@@ -113,7 +113,8 @@ def tiny(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def embedder_model() -> str:
-    return download(DEFAULT_EMBEDDER).name
+    download(DEFAULT_EMBEDDER)
+    return DEFAULT_EMBEDDER
 
 
 @pytest.fixture

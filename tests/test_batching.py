@@ -81,6 +81,34 @@ def test_whatever_ends_a_batch_its_callers_get_an_error_and_the_next_call_goes_o
     assert batcher.submit([3])[0].result(PATIENCE) == 3
 
 
+def test_a_long_call_lets_the_calls_that_came_meanwhile_go_first():
+    """Regression: one question waited 24 s behind a batch of 3,000."""
+    batches, go = [], threading.Event()
+
+    def run(items):
+        batches.append(list(items))
+        assert go.wait(PATIENCE)
+        return [item.upper() for item in items]
+
+    batcher = Batcher(run, max_size=4)
+    long = batcher.submit(f"a{i}" for i in range(14))
+    assert not batcher.submit([])
+    while not batches:  # until the first batch runs
+        time.sleep(0.001)
+    calls = [batcher.submit(names) for names in (["b"], [f"c{i}" for i in range(7)], ["d"])]
+    go.set()
+    results = [[future.result(PATIENCE) for future in futures] for futures in (long, *calls)]
+    assert results == [[f"A{i}" for i in range(14)], ["B"], [f"C{i}" for i in range(7)], ["D"]]
+    assert [" ".join(batch) for batch in batches] == [
+        "a0 a1 a2 a3",
+        "b c0 c1 c2",
+        "d a4 a5 a6",
+        "c3 c4 c5 c6",
+        "a7 a8 a9 a10",
+        "a11 a12 a13",
+    ]
+
+
 def test_an_idle_worker_ends_and_the_next_call_starts_another(monkeypatch):
     monkeypatch.setattr(batching, "MAX_IDLE", 0.01)
     batcher = Batcher(lambda items: [threading.current_thread() for _ in items])
@@ -112,6 +140,15 @@ def test_other_threads_get_nothing_more_once_the_process_is_ending():
     assert not any(future.done() for future in (running, waiting, late))
     with pytest.raises(RuntimeError, match="exiting"):
         batcher.submit([3])
+
+
+def test_another_event_loop_than_asyncios_is_a_typed_error():
+    """Regression: in trio, each decision retrieved because of a RuntimeError without a hint."""
+    with pytest.raises(StopIteration) as end:
+        load_gate("constant:never").adecide("Who wrote Hamlet?").send(None)  # runs without an event loop
+    decision = end.value.value
+    assert (decision.retrieve, decision.error.type) == (True, "ConfigurationError")
+    assert "trio.to_thread.run_sync" in decision.error.hint
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------

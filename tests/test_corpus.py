@@ -24,6 +24,7 @@ from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.gates.corpus import CorpusGate, find_code
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.encoder import EncoderProxy
+from rgate_integrations.runtime.files import read_file
 from tests.commands import printed, rgate
 from tests.patience import PATIENCE
 
@@ -272,6 +273,21 @@ def test_a_saved_profile_is_the_same(fake, tmp_path):
     assert (read.terms, read.sketch, read.name) == (made.terms, made.sketch, "logger")
     assert np.array_equal(read.judge(LEAVE), made.judge(LEAVE))
     assert sum(file.stat().st_size for file in (tmp_path / "logger").iterdir()) < 1_000_000
+
+
+def test_a_profile_that_is_replaced_while_it_is_read_is_the_new_one(fake, tmp_path, monkeypatch):
+    """Regression: of loads during saves, one in a thousand found the profile damaged or missing."""
+    folder = CorpusProfile.from_texts(LOGGER, "old").save(tmp_path / "p")
+    replacing = [CorpusProfile.from_texts(LEAVE, "new")]
+
+    def read(path):
+        content = read_file(path)
+        if replacing:
+            replacing.pop().save(folder)
+        return content
+
+    monkeypatch.setattr(profile_module, "read_file", read)
+    assert CorpusProfile.load(folder).name == "new"
 
 
 def rewrite(folder, **changes):

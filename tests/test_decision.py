@@ -1,6 +1,8 @@
 """Decisions, drafts and costs are immutable, checked values."""
 
+import errno
 import math
+import os
 from functools import partial
 
 import pytest
@@ -74,6 +76,20 @@ def with_parts(error, message, hint):
 def test_a_failure_tells_the_message_and_the_hint_of_any_error_apart(error, parts):
     failure = Failure.from_error(error)
     assert (failure.type, failure.message, failure.hint) == parts
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+        RuntimeError("[ONNXRuntimeError] : 6 : std::bad_alloc"),
+    ],
+    ids=str,
+)
+def test_what_the_machine_lacks_has_a_hint(error):
+    assert "more memory, threads or open files" in Failure.from_error(error).hint
 
 
 def test_an_arm_that_look_first_chose_stays_at_any_threshold():

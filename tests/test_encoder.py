@@ -1,6 +1,5 @@
 """The encoder: its tokens and numbers, what they do not depend on, and what happens without its files."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -91,7 +90,8 @@ print(int(line.split()[1]) / 1024)
 
 @pytest.fixture(scope="module")
 def encoder():
-    return Encoder.shared(download(ENCODER))
+    download(ENCODER)
+    return Encoder.shared()
 
 
 @pytest.fixture(scope="module")
@@ -326,10 +326,19 @@ def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, 
         Encoder(with_damage(cached_path(ENCODER), tmp_path / "encoder", name, damage))
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("Exception during loading: std::bad_alloc")])
+def test_without_memory_the_hint_is_not_to_download_it_again(tmp_path, error):
+    with (
+        patch.object(Encoder, "_load", side_effect=error),
+        pytest.raises(ModelLoadError, match=r"could not be loaded: .* Hint: Give the process more memory"),
+    ):
+        Encoder(tmp_path)
+
+
 @pytest.mark.usefixtures("own_cache")
 def test_doctor_reads_with_it(tmp_path):
-    manifest = json.dumps({"revision": adapter_digest()})
-    write_folder(tmp_path / ENCODER, {"rgate.json": manifest, TOKENS: "no model", WEIGHTS: "no weights"})
+    files = {"rgate.json": "{}", TOKENS: "no model", WEIGHTS: "no weights"}
+    write_folder(tmp_path / f"{ENCODER}-{adapter_digest()}", files)
     found = {name: (state, remedy) for name, state, remedy in _examine()}
     assert "could not be loaded" in found[ENCODER][0]
     assert f"rgate download {ENCODER}" in found[ENCODER][1]
@@ -345,14 +354,16 @@ def test_a_cpu_that_is_refused_is_a_typed_error(tmp_path, monkeypatch, module):
 # --- processes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_callers_at_once_load_it_once(tmp_path):
+    folder = write_folder(tmp_path / f"{ENCODER}-{adapter_digest()}", {"rgate.json": "{}"})
     with (
         patch.object(Encoder, "_load") as load,
         patch.object(Encoder, "_check_states"),
         ThreadPoolExecutor(8) as pool,
     ):
-        found = list(pool.map(Encoder.shared, [tmp_path] * 64))
-    load.assert_called_once_with(tmp_path)
+        found = [call.result() for call in [pool.submit(Encoder.shared) for _ in range(64)]]
+    load.assert_called_once_with(folder)
     assert found == [found[0]] * 64
 
 

@@ -14,15 +14,15 @@ import pytest
 from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
 from rgate_integrations.index import PassageIndex
 from rgate_integrations.runtime.files import (
-    JsonlLog,
     check_output,
     find_folder,
     locked,
     read_file,
-    read_jsonl,
+    read_folder,
     write_atomically,
     write_folder,
 )
+from rgate_integrations.runtime.jsonl import JsonlLog, read_jsonl
 from rgate_integrations.tuning.collection import answers_file
 from tests.test_index import Letters, passages
 
@@ -38,6 +38,31 @@ def test_a_file_or_folder_is_replaced(tmp_path):
     for files in ({"a": "1", "b": b"2"}, {"a": "3"}):
         assert contents(write_folder(tmp_path / "new" / "g", files)).keys() == files.keys()
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["a.json", "g"]
+
+
+def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path):
+    folder, reads = write_folder(tmp_path / "g", {"a": "0"}), []
+
+    def read(replacements):
+        reads.append(contents(folder)["a"])
+        if len(reads) <= replacements:
+            write_folder(folder, {"a": str(len(reads))})
+            raise ValueError("torn")
+        return reads[-1]
+
+    assert read_folder(folder, lambda: read(2)) == "2"
+    reads.clear()
+    with pytest.raises(ValueError, match="torn"):
+        read_folder(folder, lambda: read(99))
+    assert len(reads) == 5
+
+
+@pytest.mark.parametrize("name", ["", "missing", "a" * 5_000, "nul\0"])
+def test_a_folder_that_is_not_replaced_is_read_once(name):
+    read = Mock(side_effect=ValueError)
+    with pytest.raises(ValueError):  # noqa: PT011
+        read_folder(name, read)
+    read.assert_called_once_with()
 
 
 def test_a_folder_does_not_replace_a_file_or_something_else(tmp_path):
@@ -265,7 +290,8 @@ def test_a_device_or_a_pipe_is_no_log(tmp_path, path):
 FULL = """
 import json, resource, signal, sys
 from rgate_integrations.errors import WriteError
-from rgate_integrations.runtime.files import JsonlLog, write_atomically, write_folder
+from rgate_integrations.runtime.files import write_atomically, write_folder
+from rgate_integrations.runtime.jsonl import JsonlLog
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # no file may become longer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import subprocess
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
@@ -23,11 +23,14 @@ from rgate_integrations.errors import (
     ModelLoadError,
     RGateError,
 )
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models import download as download_module
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import (
     OFFLINE,
+    cache_dir,
     cached_path,
+    download,
     fetch_path,
     find_download_obstacle,
     resolve_model,
@@ -42,7 +45,7 @@ MINILM = "all-minilm-l6-v2"
 LINE = "rgate: downloading the embedder all-minilm-l6-v2 (84 MB), once, to {}\n"
 
 
-MANIFESTS = {ENCODER: json.dumps({"revision": adapter_digest()})}
+FOLDERS = {ENCODER: f"{ENCODER}-{adapter_digest()}"}
 
 
 class Fetcher:
@@ -67,7 +70,7 @@ class Fetcher:
         assert self.may_go_on.wait(60)
         if self.error is not None:
             raise self.error
-        return write_folder(self.cache / name, {"rgate.json": MANIFESTS.get(name, "{}")})
+        return write_folder(self.cache / FOLDERS.get(name, name), {"rgate.json": "{}"})
 
 
 @pytest.fixture
@@ -221,8 +224,27 @@ def test_the_deadline_of_a_decision_holds_while_it_is_fetched(fetcher, call):
     assert cached_path(ENCODER) is None
     fetcher.may_go_on.set()
     # The worker goes on: another caller waits for it, and begins nothing.
-    assert fetch_path(ENCODER, "gate's model") == fetcher.cache / ENCODER
+    assert fetch_path(ENCODER, "gate's model") == fetcher.cache / FOLDERS[ENCODER]
     assert fetcher.asked == [ENCODER]
+
+
+@pytest.mark.model
+def test_what_is_loaded_needs_no_cache(tmp_path, monkeypatch):
+    """Regression: a gate retrieved for everything once its cache was gone or written by another release."""
+    for name in (ENCODER, READER):
+        download(name)
+    cache = tmp_path / "cache"
+    cache.symlink_to(cache_dir())
+    monkeypatch.setenv("RGATE_CACHE", str(cache))
+    monkeypatch.setattr("rgate_integrations.models.onnx_model._models", {})
+    gate, embedder = load_gate(on_error="raise"), SentenceEmbedder()
+    question = "Who wrote Hamlet?"
+    before, vector = gate.decide(question), embedder.embed([question])
+    cache.unlink()
+    assert (cached_path(ENCODER), cached_path(READER)) == (None, None)
+    after = gate.decide(question)
+    assert (after.p_known, after.reason) == (before.p_known, before.reason)
+    np.testing.assert_array_equal(SentenceEmbedder().embed([question]), vector)
 
 
 def test_the_end_of_the_process_does_not_wait_for_a_local_model_that_is_fetched(fetcher):
@@ -272,4 +294,7 @@ def test_a_script_that_ends_during_a_download_leaves_nothing_half_made(tmp_path,
     assert done.stdout == "DecisionTimeoutError\n"
     assert done.returncode == (0 if not end else -2), done.stderr
     assert done.stderr.startswith(f"rgate: downloading the gate's model {ENCODER} (95 MB), once")
-    assert {path.name for path in tmp_path.iterdir()} <= {f".tmp-{ENCODER}", f".{ENCODER}.lock"}
+    assert {path.name for path in tmp_path.iterdir()} <= {
+        f".tmp-{FOLDERS[ENCODER]}",
+        f".{FOLDERS[ENCODER]}.lock",
+    }

@@ -10,7 +10,8 @@ import pytest
 
 from rgate_integrations.cli.tune import train
 from rgate_integrations.errors import LockedError, WriteError
-from rgate_integrations.runtime.files import JsonlLog, locked, write_atomically, write_folder
+from rgate_integrations.runtime.files import locked, write_atomically, write_folder
+from rgate_integrations.runtime.jsonl import JsonlLog
 from rgate_integrations.tuning import collect
 from tests.scripted_proxy import ScriptedProxy
 

@@ -69,7 +69,8 @@ print(peaks[1] - peaks[0])
 
 @pytest.fixture(scope="module")
 def reader():
-    return Reader.shared(download(READER))
+    download(READER)
+    return Reader.shared()
 
 
 def states_of(reader, questions, drafts=None, layers=LAYERS):

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -62,6 +63,9 @@ def test_a_function_sees_the_question_and_its_metadata_and_retrieves_where_it_fa
     assert "is_support returned true" in found[0].reason
     brief = load_gate("constant:always", never=lambda question: len(question) < 8)
     assert [brief.decide(question).retrieve for question in ("thanks", "Who wrote Hamlet?")] == [False, True]
+    leaves = load_gate("constant:never", never=sys.exit).decide("Who wrote Hamlet?")
+    assert leaves.override.retrieve
+    assert "SystemExit: Who wrote Hamlet?" in leaves.warnings[0]
     fails = load_gate("constant:never", never=lambda question: 1 / 0)
     failed = fails.decide("Who wrote Hamlet?", threshold=0.0)
     reason = "A function in never= failed, so the gate retrieves: ZeroDivisionError: division by zero"

@@ -90,6 +90,18 @@ def test_a_gate_that_lost_any_part_is_refused(tmp_path, gate):
             read_gate(folder)
 
 
+def test_a_gate_that_is_replaced_while_it_is_read_is_the_new_one(folder, monkeypatch):
+    replacing = [replace(PROBE, weight=PROBE.weight + 1)]
+
+    def load(path):
+        if replacing:
+            save_gate(replacing.pop(), folder)
+        return load_file(path)
+
+    monkeypatch.setattr("rgate_integrations.gates.folder.load_file", load)
+    assert np.array_equal(read_gate(str(folder)).weight, PROBE.weight + 1)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_weights_that_are_replaced_between_their_checksum_and_their_loading_are_refused(
     folder, tmp_path, monkeypatch, in_place
@@ -105,7 +117,7 @@ def test_weights_that_are_replaced_between_their_checksum_and_their_loading_are_
         return load_file(path)
 
     monkeypatch.setattr("rgate_integrations.gates.folder.load_file", load_later)
-    with pytest.raises(ModelLoadError, match="was replaced while it was read"):
+    with pytest.raises(ModelLoadError, match="was replaced"):
         read_gate(str(folder))
 
 

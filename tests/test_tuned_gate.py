@@ -11,11 +11,12 @@ from huggingface_hub.utils import filter_repo_objects
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.loading import answer_first_gates
-from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.folder import ANSWER_FIRST, save_gate, tuned_files
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.gates.folder import ANSWER_FIRST, read_prior, save_gate, tuned_files
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.runtime.files import write_atomically, write_folder
 from tests.saved_gates import PROBE, TUNED
+from tests.scripted_proxy import ScriptedProxy
 
 PROMISE = (
     "No threshold that skips can guarantee a loss of at most 2.0%. About 400 such questions would be enough."
@@ -83,6 +84,19 @@ def test_the_gates_of_a_tuned_folder_belong_together(pair):
         assert (judge.gate.trained.tokens, look.gate.trained.tokens) == (4, 0)
     assert [half.gate for half in answer_first_gates(question)] == [answers.gate, question.gate]
     assert answer_first_gates(question, None)[1] is None
+
+
+def test_a_tuned_gate_that_is_replaced_while_it_is_loaded_is_the_new_one(tmp_path, monkeypatch):
+    name, thresholds = tuned(tmp_path / "mine", threshold=0.1), [0.3, 0.2]
+
+    def read(folder):
+        if thresholds:
+            tuned(tmp_path / "mine", threshold=thresholds.pop())
+            raise ModelLoadError("It has no prior.")
+        return read_prior(folder)
+
+    monkeypatch.setattr("rgate_integrations.gates.composite.read_prior", read)
+    assert load_gate(name, proxy=ScriptedProxy()).threshold == 0.3
 
 
 def test_a_tuned_gate_without_its_other_half_is_refused(tmp_path):

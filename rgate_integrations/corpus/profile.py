@@ -20,7 +20,14 @@ from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.errors import ConfigurationError, ProfileError, WriteError
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, EncoderProxy
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, unit
-from rgate_integrations.runtime.files import find_folder, json_text, parse_json, read_file, write_folder
+from rgate_integrations.runtime.files import (
+    find_folder,
+    json_text,
+    parse_json,
+    read_file,
+    read_folder,
+    write_folder,
+)
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
 from rgate_integrations.runtime.text import encodable, logger
@@ -323,7 +330,7 @@ class CorpusProfile:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Load a profile that `save` wrote.
+        """Load a profile that `save` wrote. Another process may replace it meanwhile.
 
         Args:
             folder: The folder that `save` wrote.
@@ -331,15 +338,14 @@ class CorpusProfile:
         Raises:
             ProfileError: The folder has no profile, or a damaged one, or one with another encoder or format.
         """
-        root = find_folder(folder)
-        if not os.path.isfile(root / CONFIG):
-            raise ProfileError(
-                f"{str(folder)!r:.200} contains no profile.",
-                hint=f"{_MAKE_AGAIN} For the texts themselves, use CorpusProfile.from_texts(texts).",
-            )
         try:
-            return cls._read(root)
+            return read_folder(folder, lambda: cls._read(find_folder(folder)))
         except Exception as error:  # the folder may come from anywhere
+            if not os.path.isfile(find_folder(folder) / CONFIG):
+                raise ProfileError(
+                    f"{str(folder)!r:.200} contains no profile.",
+                    hint=f"{_MAKE_AGAIN} For the texts themselves, use CorpusProfile.from_texts(texts).",
+                ) from error
             raise ProfileError(
                 f"The profile in {str(folder)!r} cannot be read: {first_problem(error)}.",
                 hint=_MAKE_AGAIN,

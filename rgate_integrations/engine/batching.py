@@ -8,9 +8,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
+from itertools import islice
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from rgate_integrations.errors import DecisionTimeoutError
+from rgate_integrations.errors import ConfigurationError, DecisionTimeoutError
 from rgate_integrations.runtime.flow import cancel
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork, start_thread
 
@@ -29,7 +30,9 @@ class Batcher(Generic[_Item, _Result]):
     """Runs a function over batches of submitted items, in one worker thread.
 
     An idle worker starts on the first item at once, unless its last batch had several items: then it waits up to
-    3 ms for more. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.
+    3 ms for more. A call that does not fit into a batch lets the calls that come meanwhile go first, so that a short
+    one does not wait for all of a long one. Futures cancelled before their batch starts are skipped; they may also be
+    cancelled while it runs.
 
     Args:
         run: Function from items to results, in order. If it raises, the exception is every item's result.
@@ -44,8 +47,9 @@ class Batcher(Generic[_Item, _Result]):
 
     def after_fork(self) -> None:
         """Reset: a forked child has neither the worker thread nor the callers that wait for it."""
-        self._changed = threading.Condition()  # guards the three attributes below
-        self._queue: deque[_Queued[_Item, _Result]] = deque()
+        self._changed = threading.Condition()  # guards the four attributes below
+        self._calls: deque[deque[_Queued[_Item, _Result]]] = deque()  # what each call still waits for
+        self._rest: deque[_Queued[_Item, _Result]] = deque()  # of the last batch's last call
         self._worker: threading.Thread | None = None
         self._closed = False
 
@@ -71,7 +75,8 @@ class Batcher(Generic[_Item, _Result]):
             if self._worker is None or not self._worker.is_alive():
                 self._worker = start_thread(self._work, "rgate-batcher")
                 close_at_exit(self)
-            self._queue.extend(queued)
+            if queued:
+                self._calls.append(deque(queued))
             self._changed.notify()
         return futures
 
@@ -84,7 +89,8 @@ class Batcher(Generic[_Item, _Result]):
         """
         with self._changed:
             self._closed = True
-            self._queue.clear()
+            self._calls.clear()
+            self._rest.clear()
             self._changed.notify()
 
     def _work(self) -> None:
@@ -97,19 +103,28 @@ class Batcher(Generic[_Item, _Result]):
     def _next_batch(self, expects_more: bool) -> list[_Queued[_Item, _Result]] | None:
         """Wait for items, and return a batch; None tells the worker to end, because it is closed or has been idle."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closed, MAX_IDLE)
-            if not self._queue:
+            if self._rest:
+                self._calls.append(self._rest)
+            self._changed.wait_for(lambda: self._calls or self._closed, MAX_IDLE)
+            if not self._calls:
                 # Set while holding the lock, so that `submit` either sees it or has already queued its items.
                 self._worker = None
                 return None
             if expects_more:
-                self._changed.wait_for(lambda: len(self._queue) >= self._max_size, _MAX_WAIT)
+                self._changed.wait_for(self._is_full, _MAX_WAIT)
             batch: list[_Queued[_Item, _Result]] = []
-            while self._queue and len(batch) < self._max_size:
-                queued = self._queue.popleft()
-                if not queued[1].cancelled():
-                    batch.append(queued)
+            while self._calls and len(batch) < self._max_size:
+                self._rest = self._calls.popleft()
+                while self._rest and len(batch) < self._max_size:
+                    queued = self._rest.popleft()
+                    if not queued[1].cancelled():
+                        batch.append(queued)
             return batch
+
+    def _is_full(self) -> bool:
+        """Return whether the waiting items fill a batch."""
+        # No call is empty, so the others need not be counted.
+        return sum(map(len, islice(self._calls, self._max_size))) >= self._max_size
 
     def _run_batch(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
         try:
@@ -148,16 +163,33 @@ def wait_results(futures: Sequence[Future[_T | Exception]], timeout: float | Non
 async def await_results(
     futures: Sequence[Future[_T | Exception]], timeout: float | None
 ) -> list[_T | Exception]:
-    """Return what `wait_results` returns, without blocking the event loop."""
-    waiting = [asyncio.wrap_future(future) for future in futures]
+    """Return what `wait_results` returns, without blocking the event loop.
+
+    Raises:
+        ConfigurationError: The event loop is not asyncio's.
+    """
+    waiting: list[asyncio.Future[_T | Exception]] = []
     try:
+        loop = _running_loop()
+        waiting += [asyncio.wrap_future(future, loop=loop) for future in futures]
         await asyncio.wait(waiting, timeout=timeout)
         return [_get_outcome(future, timeout) for future in waiting]
     finally:
         # Cancel both, because the event loop may end before it passes the cancellation on.
-        for future, wrapped in zip(futures, waiting, strict=True):
+        for future in futures:
             future.cancel()
+        for wrapped in waiting:
             cancel(wrapped)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "The async methods of a gate need asyncio, which does not run here.",
+            hint="With trio, call decide() in a thread: await trio.to_thread.run_sync(gate.decide, question).",
+        ) from error
 
 
 def _get_outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:

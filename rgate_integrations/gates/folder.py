@@ -36,6 +36,7 @@ from rgate_integrations.runtime.files import (
     open_file,
     parse_json,
     read_file,
+    read_folder,
     write_atomically,
     write_folder,
 )
@@ -204,7 +205,7 @@ def tuned_files(gate: TunedArtifact, prior: str | Path) -> dict[str, bytes | str
 
 
 def read_gate(name: str | Path) -> SavedGate:
-    """Read and validate a saved gate, without caching.
+    """Read and validate a saved gate, without caching. Another process may replace it meanwhile.
 
     Args:
         name: A local folder, the name of a shipped gate, or a Hub id.
@@ -213,7 +214,10 @@ def read_gate(name: str | Path) -> SavedGate:
         ModelLoadError: The gate does not exist or cannot be downloaded, a file is damaged or missing, or the
             gate is from a newer version of the package.
     """
-    folder = saved_folder(name)
+    return read_folder(name, lambda: _read_gate(saved_folder(name)))
+
+
+def _read_gate(folder: Path) -> SavedGate:
     try:
         content = dict(parse_json(read_file(folder / CONFIG)))
         version, digest = content.pop("format", None), content.pop("weights_sha256", "")

@@ -26,7 +26,7 @@ from rgate_integrations.gates.folder import (
     unreadable,
 )
 from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
-from rgate_integrations.runtime.files import SHIPPED, find_folder
+from rgate_integrations.runtime.files import SHIPPED, find_folder, read_folder
 
 _GATES = {
     "adapt": "papers.verdicts:AdaptGate",
@@ -86,6 +86,10 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         ModelLoadError: A saved gate or measured ability cannot be read, or a saved gate was trained with
             other prompts or asks a server.
     """
+    return read_folder(name, partial(_make_gate, name, parameters))
+
+
+def _make_gate(name: str, parameters: dict[str, Any]) -> Gate:
     kind, _, argument = name.partition(":")
     # A host with a port is taken for a URL, too: the error about it shows that the scheme is missing.
     # A misspelt gate with a number, such as popularty:5, is not.

@@ -129,7 +129,7 @@ class Rules:
             for rule in getattr(self, name):
                 try:
                     reason = _match_rule(rule, request)
-                except Exception as error:  # a user's function may raise anything
+                except (Exception, SystemExit) as error:  # a user's function may raise anything
                     problem = f"A function in {name}= failed, so the gate retrieves: {type(error).__name__}: {error}"
                     return Score(0.0, "", warnings=(problem,)).overridden(problem)
                 if reason:

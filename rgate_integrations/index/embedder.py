@@ -108,8 +108,8 @@ class _SharedModel:
     @cached_property
     def _encode(self) -> _Encode:
         """The embedding function; loads the model, and raises the errors of `SentenceEmbedder.embed`."""
-        if self._where == str(cached_path(ENCODER)):
-            return Encoder.shared(Path(self._where)).vectors
+        if self._where == ENCODER or self._where == str(cached_path(ENCODER)):
+            return Encoder.shared().vectors
         with needs_extra("local"):
             from sentence_transformers import SentenceTransformer
         with (
@@ -156,7 +156,10 @@ _models: dict[str, _SharedModel] = {}
 
 
 def _shared(name: str) -> _SharedModel:
-    """Return the process-wide model for a name; names that resolve to the same path or Hub id share it."""
-    where = resolve_model(name, kind="embedder")
+    """Return the process-wide model for a name; names that resolve to the same path or Hub id share it.
+
+    The encoder is not resolved, because once loaded it needs no folder; see `OnnxModel.shared`.
+    """
+    where = name if name == ENCODER else resolve_model(name, kind="embedder")
     # `setdefault` needs no lock: it is atomic, and no model is loaded yet.
     return _models.setdefault(where, _SharedModel(where))

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rgate_integrations.decision import valid_count
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.jsonl import read_jsonl
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.replies import get_field
 

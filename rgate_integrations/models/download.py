@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from rgate_integrations.errors import (
@@ -21,6 +21,7 @@ from rgate_integrations.errors import (
     DownloadError,
     ModelLoadError,
     first_line,
+    limit_hint,
     unknown_name,
 )
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
@@ -54,10 +55,13 @@ _RETRY_SECONDS = 300.0
 _locks: dict[str, ForkSafeLock] = {}
 _failures: dict[str, tuple[float, str]] = {}  # by name: time of the next attempt, and why the last one failed
 _serving = threading.Event()  # set in servers, whose clients should not wait for a download
+_absolute = cache(Path.absolute)  # once per path, so that `os.chdir` does not move a relative cache
 
 
 def cache_dir() -> Path:
     """Return the cache folder: the environment variable ``RGATE_CACHE``, or else the platform's cache folder.
+
+    A relative path starts from the current folder of the first call.
 
     Raises:
         ConfigurationError: The user has no home folder, in which that folder would be.
@@ -65,7 +69,8 @@ def cache_dir() -> Path:
     import platformdirs
 
     try:
-        return Path(os.environ.get("RGATE_CACHE") or platformdirs.user_cache_dir("rgate")).expanduser()
+        folder = Path(os.environ.get("RGATE_CACHE") or platformdirs.user_cache_dir("rgate")).expanduser()
+        return _absolute(folder)
     except RuntimeError as error:
         raise ConfigurationError(
             "There is no folder for models, because this user has no home folder.",
@@ -73,29 +78,36 @@ def cache_dir() -> Path:
         ) from error
 
 
-def cached_path(name: str) -> Path | None:
-    """Return the cached folder of a catalogue entry; None if it is missing, damaged or outdated.
+def _folder(item: Entry) -> Path:
+    """Return the folder of a catalogue entry in the cache.
 
-    This is fast, because it compares only file sizes and, for the encoder, the hash of its adapter (see `_revision`).
-    Checksums were compared when the entry was downloaded.
+    The encoder includes the shipped adapter. Releases with different adapters can share a cache, because each has a
+    folder of its own.
+    """
+    return cache_dir() / (f"{item.name}-{adapter_digest()}" if item.kind == "encoder" else item.name)
+
+
+def cached_path(name: str) -> Path | None:
+    """Return the cached folder of a catalogue entry; None if it is missing or damaged.
+
+    This is fast, because it compares only file sizes. Checksums were compared when the entry was downloaded.
 
     Raises:
         ConfigurationError: The user has no home folder; see `cache_dir`.
-        ModelLoadError: This user may not read the folder.
+        ModelLoadError: The folder cannot be read, for example by this user.
     """
-    path = cache_dir() / name
+    path = _folder(entry(name))
     try:
-        manifest = parse_json(read_file(path / _MANIFEST))
-        sizes = manifest.get("files", {})
-        has_files = all((path / file).stat().st_size == size for file, size in sizes.items())
-        return path if has_files and manifest.get("revision", "") == _revision(entry(name)) else None
-    except PermissionError as error:
-        raise ModelLoadError(
-            f"{name!r} is in a cache that this user may not read: {str(path)!r}.",
-            hint="Check its permissions, or set RGATE_CACHE to another folder.",
-        ) from error
-    except (OSError, ValueError, AttributeError):  # missing, not JSON, or not an object
+        sizes = parse_json(read_file(path / _MANIFEST)).get("files", {})
+        return path if all((path / file).stat().st_size == size for file, size in sizes.items()) else None
+    except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):  # missing, or not a manifest
         return None
+    except OSError as error:  # the folder may be whole, so it must not be replaced
+        raise ModelLoadError(
+            f"{name!r} is in a cache that cannot be read, {str(path)!r}: {error.strerror}.",
+            hint=limit_hint(str(error))
+            or "Check its permissions and disk, or set RGATE_CACHE to another folder.",
+        ) from error
 
 
 def fetch_path(name: str, what: str) -> Path:
@@ -111,7 +123,7 @@ def fetch_path(name: str, what: str) -> Path:
     Raises:
         ModelLoadError: It is not in the cache and may not be downloaded: a variable such as ``RGATE_OFFLINE=1`` is
             set (all are in `OFFLINE`), or this process is a server; the hint is
-            the command that downloads it. Or this user may not read it.
+            the command that downloads it. Or it cannot be read.
         DownloadError: The download failed now, or it failed less than 5 minutes ago and was not tried again.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
         ConfigurationError: The user has no home folder; see `cache_dir`.
@@ -139,7 +151,7 @@ def fetch_path(name: str, what: str) -> Path:
         with suppress(AttributeError, OSError, ValueError):  # standard error is missing or closed
             size = f"{entry(name).megabytes:,} MB"
             sys.stderr.write(
-                f"rgate: downloading the {what} {name} ({size}), once, to {cache_dir() / name}\n"
+                f"rgate: downloading the {what} {name} ({size}), once, to {_folder(entry(name))}\n"
             )
         try:
             return download(name)
@@ -171,11 +183,12 @@ def download(name: str, *, source: Source | None = None) -> Path:
         DownloadError: No network, no disk space, no permission, the source lacks the entry, or a file could
             not be converted; the cache is unchanged.
         ChecksumError: A file does not match its pinned checksum; the cache is unchanged.
-        ModelLoadError: The entry is in the cache, and this user may not read it.
+        ModelLoadError: The entry is in the cache, and cannot be read.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
-    item, final = entry(name), cache_dir() / name
-    staging = final.with_name(f".tmp-{name}")  # an interrupted process leaves it
+    item = entry(name)
+    final = _folder(item)
+    staging = final.with_name(f".tmp-{final.name}")  # an interrupted process leaves it
     if cached_path(name) is not None:
         return final
     check_converter(item.kind)
@@ -227,13 +240,8 @@ def _write_manifest(item: Entry, folder: Path) -> None:
         if path.is_file():
             path.chmod(0o644)  # safetensors writes 0600, which shuts others out of a shared cache
             sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    manifest = json_text({"licence": item.licence, "revision": _revision(item), "files": sizes})
+    manifest = json_text({"licence": item.licence, "files": sizes})
     (folder / _MANIFEST).write_text(manifest, encoding="utf-8")
-
-
-def _revision(item: Entry) -> str:
-    """Return the hash of the shipped adapter if the entry is the encoder, which includes it; otherwise empty."""
-    return adapter_digest() if item.kind == "encoder" else ""
 
 
 def _make_corpus(item: Entry, fetched: Path, folder: Path) -> None:
@@ -252,7 +260,7 @@ def corpus_path(name: str) -> Path:
 
     Raises:
         UnknownNameError: The catalogue has no corpus of that name.
-        ModelLoadError: It is missing and must not be downloaded; see `fetch_path`. Or this user may not read it.
+        ModelLoadError: It is missing and must not be downloaded; see `fetch_path`. Or it cannot be read.
         DownloadError: It could not be downloaded.
         ConfigurationError: The user has no home folder; see `cache_dir`.
     """
@@ -267,7 +275,7 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         kind: What to call it in errors.
 
     Raises:
-        ModelLoadError: The catalogue entry is missing and may not be downloaded, this user may not read it, or the
+        ModelLoadError: The catalogue entry is missing and may not be downloaded, cannot be read, or the
             path is not a folder.
         DownloadError: The catalogue entry could not be downloaded; see `fetch_path`.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.

@@ -26,7 +26,6 @@ from rgate_integrations.models.base import (
     Values,
     layer_numbers,
 )
-from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder_file import (
     BRANCH,
     BRANCH_LAYERS,
@@ -264,7 +263,7 @@ class EncoderProxy(HasStates):
             DownloadError: It is missing, and could not be downloaded.
             ConfigurationError: The user has no home folder; see `rgate_integrations.models.download.cache_dir`.
         """
-        return Encoder.shared(fetch_path(ENCODER, "gate's model"))
+        return Encoder.shared()
 
     def hidden(
         self,

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from rgate_integrations.errors import ModelLoadError, first_line
+from rgate_integrations.errors import ModelLoadError, first_line, limit_hint
+from rgate_integrations.models.download import cache_dir, fetch_path
 from rgate_integrations.runtime.arrays import Float32Array, PositionArray
 from rgate_integrations.runtime.threads import ForkSafeLock, count_cores, reset_after_fork
 
@@ -26,7 +27,7 @@ _MIN_COSINE = 0.999  # other CPUs round float32 differently, but stay far above 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-# Kept for the life of the process, because gates come and go and their models take 100 MB each.
+# By class and cache folder. Kept for the life of the process, because gates come and go, and a model takes 100 MB.
 _models: dict[tuple[type, Path], Any] = {}
 _loading = ForkSafeLock()  # one of several concurrent callers loads the model for all
 _sharing = ForkSafeLock()
@@ -129,23 +130,32 @@ class OnnxModel(ABC):
                 self._check_states()
         # ONNX Runtime and the tokenizers raise their own classes, or plain Exception.
         except Exception as error:
+            reason = first_line(error)
             raise ModelLoadError(
-                f"{self.title} in {str(folder)!r} could not be loaded: {first_line(error)}",
-                hint=f"Remove the folder and run `rgate download {self.entry}`. "
+                f"{self.title} in {str(folder)!r} could not be loaded: {reason}",
+                hint=limit_hint(reason)
+                or f"Remove the folder and run `rgate download {self.entry}`. "
                 "If it fails again, report it with your CPU's model.",
             ) from error
 
     @classmethod
-    def shared(cls, folder: Path) -> Self:
-        """Return the process-wide model of a folder, loading it for the first caller.
+    def shared(cls) -> Self:
+        """Return the process-wide model of the cache, downloading or loading it for the first caller.
+
+        A loaded model does not look at the cache again, so that it goes on whatever happens to its files.
 
         Raises:
-            ModelLoadError: The model cannot be loaded; see the class.
+            ModelLoadError: It is missing while downloads are forbidden, or it cannot be loaded.
+            DownloadError: It is missing, and could not be downloaded.
+            ConfigurationError: The user has no home folder; see `cache_dir`.
         """
-        with _loading:
-            if (cls, folder) not in _models:
-                _models[cls, folder] = cls(folder)
-            return _models[cls, folder]
+        key = cls, cache_dir()
+        if key not in _models:
+            folder = fetch_path(cls.entry, "gate's model")
+            with _loading:
+                if key not in _models:  # another thread may have loaded it meanwhile
+                    _models[key] = cls(folder)
+        return _models[key]
 
     @abstractmethod
     def _load(self, folder: Path) -> None:

@@ -23,7 +23,6 @@ from rgate_integrations.models.base import (
     pool_states,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
-from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoding import TextEncoder
 from rgate_integrations.models.onnx_model import MAX_HISTORY, OnnxModel, OnnxSession, pack_texts
 from rgate_integrations.models.reader_file import TOKENIZER
@@ -206,7 +205,7 @@ class ReaderProxy(HasStates):
             DownloadError: The model is missing and could not be downloaded.
             ConfigurationError: The user has no home folder; see `rgate_integrations.models.download.cache_dir`.
         """
-        return Reader.shared(fetch_path(READER, "gate's model"))
+        return Reader.shared()
 
     def hidden(
         self,

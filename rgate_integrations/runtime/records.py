@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from rgate_integrations.errors import DataFormatError, first_line
-from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.jsonl import read_jsonl
 from rgate_integrations.runtime.replies import get_field
 
 _T = TypeVar("_T")

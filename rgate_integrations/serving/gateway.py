@@ -30,8 +30,8 @@ from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Hit, Retriever
 from rgate_integrations.prompts import format_passages, strip_control_tokens
-from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.flow import Call, Gather, Start, Step, arun
+from rgate_integrations.runtime.jsonl import JsonlLog
 from rgate_integrations.runtime.text import encodable, redact
 from rgate_integrations.serving import logger
 from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError

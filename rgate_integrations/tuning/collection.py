@@ -27,7 +27,8 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.models.download import cache_dir
 from rgate_integrations.models.remote import RemoteModel
-from rgate_integrations.runtime.files import JsonlLog, expand, find_folder, json_line, locked
+from rgate_integrations.runtime.files import expand, find_folder, json_line, locked
+from rgate_integrations.runtime.jsonl import JsonlLog
 from rgate_integrations.runtime.records import Record, first_problem
 from rgate_integrations.tuning.arms import SAMPLE, Arm, ModelArm
 from rgate_integrations.tuning.questions import Question
