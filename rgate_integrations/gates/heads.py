@@ -177,17 +177,18 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         They may do so for an English request that would retrieve if the LLM did not know the fact, and would skip at
         the highest P(the LLM knows the fact) that `margin` allows; and for one of a single segment that asks for no
         fact, and whose P(known) is close to the threshold. A message that may skip because of the turns before it
-        also needs its kinds without these turns, and those of the user's message before it.
+        also needs its kinds without these turns and, unless it is self-contained, those of the user's message before.
         """
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
         closer: Specs = ()
-        if evidence.request.history:
-            p_if_known = p_answered(trained.segments.kinds, shares, np.ones(1)).min()
-            scopes: list[Scope] = ["message"] if p_if_known >= _MIN_P_KNOWN_IF_UNCLEAR else []
-            if scopes and any(user_turns(evidence.request.history)):
-                scopes.append("before")
-            closer = tuple(self._encoder_specs(scope)[1] for scope in scopes)
+        p_if_known = p_answered(trained.segments.kinds, shares, np.ones(1)).min()
+        if evidence.request.history and p_if_known >= _MIN_P_KNOWN_IF_UNCLEAR:
+            is_open = self.self_contained_logits(evidence).min() <= 0
+            if is_open or count_words(evidence.question) >= _MIN_WORDS_ALONE:
+                closer = self._encoder_specs("message")[1:]
+            if is_open and any(user_turns(evidence.request.history)):
+                closer += self._encoder_specs("before")[1:]
         if not trained.english.detect(states.whole[None])[0]:
             return closer
         logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
@@ -251,7 +252,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             is_own = self.trained.find_own_matter(states.whole, states.segments) is not None
             if p_if_known < _MAX_P_KNOWN_IF_ALONE_CLEAR or is_own:
                 return "Needs passages by itself, whatever the earlier turns are about."
-        if before[1] in evidence.pieces and self.self_contained_logits(evidence).min() <= 0:
+        if before[1] in evidence.pieces:
             p = max(self._p_by_encoder(evidence, specs) for specs in (message, before))
             if p < (self.threshold if evidence.request.threshold is None else evidence.request.threshold):
                 return "Follows on a question that needs passages."
