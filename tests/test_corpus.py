@@ -182,6 +182,23 @@ def test_searches_go_on_with_what_they_find_and_are_bounded():
     assert len(asked) < 50, "nothing new comes back"
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["BR-1001; M8 x 40 hex bolt; 0.18; 10", "BR-1002; M8 nyloc nut; 0.06; 10", "GD-6010; Secateurs; 41"],
+        ["内なべの水加減は目盛に合わせます。", "本体の吸気口がふさがっています。"],
+        ["Chinon rouge 2025, 75 cl, 11,90 €", "Livraison offerte dès 120 €"],
+    ],
+)
+def test_a_keyword_index_is_searched_in_any_language_and_as_a_table(texts):
+    """Regression: only English words were asked for, so that the corpus had no passages."""
+
+    def search(query):
+        return [text for text in texts if any(word in text for word in query.split())]
+
+    assert sorted(collect_passages(search)) == sorted(texts)
+
+
 def test_all_passages_of_a_search_count_even_if_it_finds_more_than_it_is_asked_for():
     """Regression: of a LlamaIndex `SummaryIndex`, which always returns all of its nodes, only ten were read."""
     assert len(collect_passages(lambda query: [f"Passage {number}." for number in range(30)], 2)) == 30
@@ -194,7 +211,18 @@ from_retriever = partial(CorpusProfile.from_retriever, timeout=0.05)
     ("make", "given", "error", "said"),
     [
         (from_retriever, 3, ConfigurationError, None),
-        (from_retriever, lambda query: [], ProfileError, None),
+        (
+            CorpusProfile.from_retriever,
+            lambda query: [],
+            ProfileError,
+            "None of the 7. searches found anything.* Hint: ",
+        ),
+        (
+            partial(CorpusProfile.from_retriever, searches=3),
+            lambda query: [],
+            ProfileError,
+            "None of the 3 searches",
+        ),
         (from_retriever, lambda query: 1 / 0, ProfileError, None),
         (from_retriever, lambda query: time.sleep(1), ProfileError, None),
         *(
@@ -460,7 +488,8 @@ def test_the_threshold_of_a_call_says_what_is_known():
         ((0.9, 0.8, 0.7), 1, ("c",)),
         ((0.9, 0.8, 0.7), 2, ("c", "b")),
         ((0.9, 0.8, 0.1), 3, ("b", "a")),
-        ((0.1, 0.1, 0.1), 3, ("c",)),
+        # Regression: only one was searched, whatever `top` was.
+        ((0.1, 0.2, 0.1), 2, ("c", "b")),
     ],
 )
 def test_the_nearest_that_cover_it_are_searched(ps, top, corpora):

@@ -134,9 +134,9 @@ class CorpusProfile:
 
         Args:
             retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
-                LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores and indexes are asked for
-                ten passages a search; a retriever decides itself how many it returns. A guarded retriever is
-                searched without its gate.
+                LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores, indexes and their
+                retrievers are asked for ten passages a search; other retrievers decide themselves how many they
+                return. A guarded retriever is searched without its gate.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds; None sets no limit.
