@@ -361,6 +361,28 @@ def test_a_corpus_covers_what_it_is_about_in_any_language(profiles):
 # --- gates -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "copies",
+    [
+        [
+            f"2025-03-{day} 07:{day}:09Z cart INFO GET /cart 200 {day} ms user={7 * day}"
+            for day in range(10, 31)
+        ],
+        [
+            f"The guard has closed gate {number} of the northern car park for the night."
+            for number in range(20)
+        ],
+    ],
+    ids=["log lines", "sentences"],
+)
+def test_passages_that_are_like_each_other_do_not_hide_the_others(copies):
+    """Regression: the corpus's sentences seemed so near to it that no question was."""
+    profile = CorpusProfile.from_texts([*LOGGER, *copies])
+    assert profile.judge("How do I change the battery of the logger?") > 0.9
+    assert CorpusProfile.from_texts(copies).margin < 0.3
+
+
 def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
     one = CorpusProfile.from_texts(LOGGER)
     with pytest.raises(ConfigurationError, match="needs a unique name"):

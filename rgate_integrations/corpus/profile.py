@@ -11,6 +11,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
+from unicodedata import category
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -47,6 +48,9 @@ natural log of one plus their number."""
 _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
 """For `CorpusProfile.margin`: maximum number of sentences; minimum and maximum length of each in characters."""
+_MAX_SYMBOLS, _MIN_COPY = 0.2, 0.85
+"""Maximum share of digits, punctuation and other symbols in a sentence; minimum cosine of passages of which only one
+counts. Rows of a table, for example, are nearer to each other than questions are."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
 """The margin before any measurement, and the number of measured sentences that it counts as in the average."""
 # The margin is clipped: otherwise a corpus of unrelated passages would cover everything, and one of near
@@ -79,8 +83,8 @@ class CorpusProfile:
         terms: Its telling words, far more frequent in it than elsewhere, and its names, such as error codes.
         baseline: Median `nearness` of unrelated requests, which ship with the package.
         margin: By how much the `nearness` of the corpus's own sentences to its other passages exceeds ``baseline``.
-            It is the median over sentences, averaged with the value 0.22 (which weighs as much as 10 sentences), and
-            clipped to [0.12, 0.4]. Without such sentences, as for a description, it is 0.22.
+            It is the median over sentences of unlike passages, averaged with the value 0.22 (which weighs as much as
+            10 sentences), and clipped to [0.12, 0.4]. Without such sentences, as for a description, it is 0.22.
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages read, with repetitions.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
@@ -371,8 +375,9 @@ def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float
     """Return the margin of a profile with these passages; see `CorpusProfile.margin`."""
     sentences: dict[int, str] = {}
     for row, text in enumerate(texts if len(texts) > 1 else ()):
-        fitting = [segment for segment in segments(text) if _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE]
-        if fitting and len(sentences) < _MAX_SENTENCES:
+        fitting = list(filter(_is_prose, segments(text)))
+        is_copy = (vectors[list(sentences)] @ vectors[row] >= _MIN_COPY).any()
+        if fitting and not is_copy and len(sentences) < _MAX_SENTENCES:
             # Picked by the text's length, not at random, so that the result is always the same.
             sentences[row] = fitting[len(text) % len(fitting)]
     total = 0.0
@@ -384,6 +389,12 @@ def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float
         total = len(sentences) * (float(np.median(nearness)) - baseline)
     margin = (total + _PRIOR_SENTENCES * _PRIOR_MARGIN) / (len(sentences) + _PRIOR_SENTENCES)
     return min(max(margin, _MIN_MARGIN), _MAX_MARGIN)
+
+
+def _is_prose(segment: str) -> bool:
+    """Return whether a segment may be a sentence, unlike a log line or a row of a table, which has many symbols."""
+    symbols = sum(category(char)[0] in "NPS" for char in segment)
+    return _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE and symbols <= _MAX_SYMBOLS * len(segment)
 
 
 # --- of an index ---------------------------------------------------------------------------------------------------
