@@ -17,6 +17,7 @@ from pydantic import Field
 
 from rgate_integrations import CorpusProfile, Decision, Gate, Score, load_gate
 from rgate_integrations.corpus import profile as profile_module
+from rgate_integrations.corpus.pieces import drop_shared_beginning
 from rgate_integrations.corpus.sampling import collect_passages, sample_texts
 from rgate_integrations.corpus.terms import Terms, find_terms
 from rgate_integrations.engine.loading import resolve_gate
@@ -380,7 +381,34 @@ def test_passages_that_are_like_each_other_do_not_hide_the_others(copies):
     """Regression: the corpus's sentences seemed so near to it that no question was."""
     profile = CorpusProfile.from_texts([*LOGGER, *copies])
     assert profile.judge("How do I change the battery of the logger?") > 0.9
-    assert CorpusProfile.from_texts(copies).margin < 0.3
+
+
+HEADER = "Riverside School. Internal, confidential. Printed copies are uncontrolled. " * 5
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "texts",
+    [[HEADER + text for text in LOGGER], [text if "X200" in text else HEADER + text for text in LOGGER]],
+    ids=["all", "most"],
+)
+def test_a_header_does_not_hide_the_passages(texts):
+    """Regression: only the header was read."""
+    assert CorpusProfile.from_texts(texts).judge("How do I change the battery of the logger?") > 0.9
+
+
+def test_a_beginning_that_few_share_is_kept():
+    few = [*LOGGER[:4], *(HEADER + text for text in LOGGER[4:])]
+    assert drop_shared_beginning(few) == few
+    assert drop_shared_beginning([f"The same dozen words: {word}" for word in "abcde"]) == [*"abcde"]
+
+
+@pytest.mark.model
+def test_a_long_passage_is_read_beyond_its_beginning():
+    """Regression: of each passage, 300 characters were read, however few there were."""
+    profile = CorpusProfile.from_texts([" ".join(LEAVE + LOGGER)])
+    assert profile.judge("How often does the logger sample the temperature?") > 0.9
+    assert CorpusProfile.from_texts([LOGGER[0] * 9]).codes.shape == (1, 256), "more of the same says nothing"
 
 
 def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
@@ -648,7 +676,7 @@ def test_the_command_says_what_it_understood(tmp_path):
     corpus = tmp_path / "passages.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in LOGGER))
     shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "logger", "--name", "manual")
-    assert "manual: profile of 6 of 6 passages" in shown
+    assert "manual: profile of 6 passages" in shown
     shown = printed("profile", "--description", "Manual of the X200 data logger", "--out", tmp_path / "d")
     assert shown.startswith("d: ")
     decided = json.loads(printed("decide", "--corpus", tmp_path / "logger", "--json", "What does E-41 mean?"))

@@ -11,16 +11,16 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
-from unicodedata import category
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from rgate_integrations.corpus.pieces import drop_shared_beginning, embed_pieces, is_prose
 from rgate_integrations.corpus.sampling import Sample, collect_passages, sample_texts
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.errors import ConfigurationError, ProfileError, WriteError
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, EncoderProxy
-from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, unit
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray, unit
 from rgate_integrations.runtime.files import find_folder, json_text, parse_json, read_file, write_folder
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
@@ -32,7 +32,7 @@ CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
 FOLDER = "profile"
 """Name of the folder in an index's folder in which the index's profile is cached."""
 MAX_PASSAGES = 1_500
-"""Maximum number of passages that a profile keeps."""
+"""Maximum number of passages that a profile keeps, and of their pieces."""
 NEIGHBOURS = 5
 """A question's nearness to a corpus is its mean cosine to this many nearest passages."""
 SLOPE, MIDPOINT, NAME_LOGIT = 9.4, 0.59, 6.0
@@ -45,12 +45,9 @@ NAME_CLOSENESS, TERM_CLOSENESS = 0.2, 0.02
 natural log of one plus their number."""
 
 
-_READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
-_MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
-"""For `CorpusProfile.margin`: maximum number of sentences; minimum and maximum length of each in characters."""
-_MAX_SYMBOLS, _MIN_COPY = 0.2, 0.85
-"""Maximum share of digits, punctuation and other symbols in a sentence; minimum cosine of passages of which only one
-counts. Rows of a table, for example, are nearer to each other than questions are."""
+_MAX_SENTENCES = 200  # to measure `CorpusProfile.margin`
+_MIN_COPY = 0.85
+"""Minimum cosine of passages of which only one is measured, because near copies are nearer than any question."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
 """The margin before any measurement, and the number of measured sentences that it counts as in the average."""
 # The margin is clipped: otherwise a corpus of unrelated passages would cover everything, and one of near
@@ -79,7 +76,7 @@ class CorpusProfile:
 
     Attributes:
         name: The corpus's name in decisions.
-        codes: Vectors of a sample of the corpus's passages, shape (passages, 256), int8, not normalised.
+        codes: Vectors of pieces of a sample of the corpus's passages, shape (pieces, 256), int8, not normalised.
         terms: Its telling words, far more frequent in it than elsewhere, and its names, such as error codes.
         baseline: Median `nearness` of unrelated requests, which ship with the package.
         margin: By how much the `nearness` of the corpus's own sentences to its other passages exceeds ``baseline``.
@@ -118,8 +115,8 @@ class CorpusProfile:
 
         Args:
             texts: The passages, read once; texts over 2,000 characters are split. Only the first 300 characters of
-                each tell what it is about, so split a few long documents yourself. Remove HTML tags first: with
-                them, fewer questions count as covered.
+                each tell what it is about, or up to 1,200 of each of a few hundred; what most begin with, such as a
+                header, is ignored. Remove HTML tags first: with them, fewer questions count as covered.
             name: Name of the corpus.
 
         Raises:
@@ -180,15 +177,19 @@ class CorpusProfile:
                 hint="Pass texts that are not blank, or a retriever that finds passages with text.",
             )
         encoder = EncoderProxy().encoder
-        beginnings = [text[:_READ_CHARS] for text in sample.texts]
-        projected = background().project_passages(encoder.vectors(beginnings, "passage: "))
+        texts = drop_shared_beginning(sample.texts)
+        projected, owners = embed_pieces(
+            texts,
+            MAX_PASSAGES,
+            lambda pieces: background().project_passages(encoder.vectors(pieces, "passage: ")),
+        )
         largest = np.abs(projected).max(axis=1, keepdims=True)
         codes = np.round(projected / np.maximum(largest, 1e-12) * 127).astype(np.int8)
         vectors = unit(codes.astype(np.float32))
         baseline = float(np.median(_mean_of_nearest(background().requests @ vectors.T)))
         # A description's sentences are unlike users' questions, so they cannot measure the margin.
-        texts = () if source == "description" else sample.texts
-        margin = _measure_margin(texts, vectors, baseline, encoder)
+        measured = () if source == "description" else texts
+        margin = _measure_margin(measured, vectors, owners, baseline, encoder)
         return cls(
             name,
             codes,
@@ -371,12 +372,18 @@ def _mean_of_nearest(cosines: Float32Array, most: int = NEIGHBOURS) -> Float64Ar
     return np.partition(cosines, -count, axis=1)[:, -count:].mean(axis=1, dtype=np.float64)
 
 
-def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float, encoder: Encoder) -> float:
-    """Return the margin of a profile with these passages; see `CorpusProfile.margin`."""
+def _measure_margin(
+    texts: Sequence[str], vectors: Float32Array, owners: PositionArray, baseline: float, encoder: Encoder
+) -> float:
+    """Return the margin of a profile with these passages; ``owners`` has the passage of each vector.
+
+    See `CorpusProfile.margin`.
+    """
+    _, firsts = np.unique(owners, return_index=True)
     sentences: dict[int, str] = {}
     for row, text in enumerate(texts if len(texts) > 1 else ()):
-        fitting = list(filter(_is_prose, segments(text)))
-        is_copy = (vectors[list(sentences)] @ vectors[row] >= _MIN_COPY).any()
+        fitting = list(filter(is_prose, segments(text)))
+        is_copy = (vectors[firsts[list(sentences)]] @ vectors[firsts[row]] >= _MIN_COPY).any()
         if fitting and not is_copy and len(sentences) < _MAX_SENTENCES:
             # Picked by the text's length, not at random, so that the result is always the same.
             sentences[row] = fitting[len(text) % len(fitting)]
@@ -384,17 +391,12 @@ def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float
     if sentences:
         questions = background().project_questions(encoder.vectors(list(sentences.values()), "query: "))
         cosines = questions @ vectors.T
-        cosines[np.arange(len(sentences)), list(sentences)] = -1.0  # a sentence's own passage does not count
-        nearness = _mean_of_nearest(cosines, min(NEIGHBOURS, len(texts) - 1))
+        is_own = owners == np.array(list(sentences))[:, None]
+        cosines[is_own] = -1.0  # a sentence's own passage does not count
+        nearness = _mean_of_nearest(cosines, min(NEIGHBOURS, (~is_own).sum(axis=1).min()))
         total = len(sentences) * (float(np.median(nearness)) - baseline)
     margin = (total + _PRIOR_SENTENCES * _PRIOR_MARGIN) / (len(sentences) + _PRIOR_SENTENCES)
     return min(max(margin, _MIN_MARGIN), _MAX_MARGIN)
-
-
-def _is_prose(segment: str) -> bool:
-    """Return whether a segment may be a sentence, unlike a log line or a row of a table, which has many symbols."""
-    symbols = sum(category(char)[0] in "NPS" for char in segment)
-    return _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE and symbols <= _MAX_SYMBOLS * len(segment)
 
 
 # --- of an index ---------------------------------------------------------------------------------------------------
