@@ -16,7 +16,7 @@ _MAX_PIECES = 4  # per passage
 _MIN_LATER = 60  # minimum characters of a later piece
 _SUBJECT = 80
 """Number of characters from a passage's beginning, which often names its subject, to put before its later pieces."""
-_MAX_LIKENESS = 0.65  # maximum cosine of pieces of one passage; others say nothing new
+_MAX_LIKENESS = 0.62  # maximum cosine of pieces of one passage; others say nothing new
 _SENTENCE_ENDS = (". ", "? ", "! ", "。", "\n")
 _MIN_SENTENCE, _MAX_SENTENCE, _MAX_SYMBOLS = 20, 200, 0.2
 """For `is_prose`: minimum and maximum length in characters; maximum share of digits, punctuation and the like."""
@@ -74,5 +74,6 @@ def drop_shared_beginning(texts: Sequence[str]) -> list[str]:
 
 def is_prose(segment: str) -> bool:
     """Return whether a segment may be a sentence, unlike a log line or a row of a table, which has many symbols."""
-    symbols = sum(category(char)[0] in "NPS" for char in segment)
-    return _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE and symbols <= _MAX_SYMBOLS * len(segment)
+    if not _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE:
+        return False
+    return sum(category(char)[0] in "NPS" for char in segment) <= _MAX_SYMBOLS * len(segment)

@@ -382,9 +382,11 @@ def _measure_margin(
     _, firsts = np.unique(owners, return_index=True)
     sentences: dict[int, str] = {}
     for row, text in enumerate(texts if len(texts) > 1 else ()):
+        if len(sentences) == _MAX_SENTENCES:
+            break
         fitting = list(filter(is_prose, segments(text)))
         is_copy = (vectors[firsts[list(sentences)]] @ vectors[firsts[row]] >= _MIN_COPY).any()
-        if fitting and not is_copy and len(sentences) < _MAX_SENTENCES:
+        if fitting and not is_copy:
             # Picked by the text's length, not at random, so that the result is always the same.
             sentences[row] = fitting[len(text) % len(fitting)]
     total = 0.0
