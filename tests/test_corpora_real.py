@@ -279,6 +279,15 @@ def filtered_by_langchain():
     return {name: store.as_retriever(search_kwargs={"filter": {"of": name}}) for name in TEXTS}
 
 
+def test_a_retriever_of_one_passage_is_asked_for_more_of_what_passes_its_filter():
+    """Regression: a profile had few passages, because each search found one."""
+    chain, nodes = filtered_by_langchain()["leave"], filtered_by_llama_index()["leave"]
+    chain.search_kwargs["k"] = nodes.similarity_top_k = 1
+    for retriever in (chain, nodes):
+        assert sorted(collect_passages(retriever, 1)) == sorted(TEXTS["leave"])
+    assert (len(chain.invoke("leave")), len(nodes.retrieve("leave"))) == (1, 1), "itself, it stays as it is"
+
+
 @pytest.mark.parametrize(
     ("retrievers", "guard", "first_found"),
     [

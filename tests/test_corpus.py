@@ -17,6 +17,7 @@ from pydantic import Field
 
 from rgate_integrations import CorpusProfile, Decision, Gate, Score, load_gate
 from rgate_integrations.corpus import profile as profile_module
+from rgate_integrations.corpus.pieces import drop_shared_beginning
 from rgate_integrations.corpus.sampling import collect_passages, sample_texts
 from rgate_integrations.corpus.terms import Terms, find_terms
 from rgate_integrations.engine.loading import resolve_gate
@@ -183,6 +184,23 @@ def test_searches_go_on_with_what_they_find_and_are_bounded():
     assert len(asked) < 50, "nothing new comes back"
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["BR-1001; M8 x 40 hex bolt; 0.18; 10", "BR-1002; M8 nyloc nut; 0.06; 10", "GD-6010; Secateurs; 41"],
+        ["内なべの水加減は目盛に合わせます。", "本体の吸気口がふさがっています。"],
+        ["Chinon rouge 2025, 75 cl, 11,90 €", "Livraison offerte dès 120 €"],
+    ],
+)
+def test_a_keyword_index_is_searched_in_any_language_and_as_a_table(texts):
+    """Regression: only English words were asked for, so that the corpus had no passages."""
+
+    def search(query):
+        return [text for text in texts if any(word in text for word in query.split())]
+
+    assert sorted(collect_passages(search)) == sorted(texts)
+
+
 def test_all_passages_of_a_search_count_even_if_it_finds_more_than_it_is_asked_for():
     """Regression: of a LlamaIndex `SummaryIndex`, which always returns all of its nodes, only ten were read."""
     assert len(collect_passages(lambda query: [f"Passage {number}." for number in range(30)], 2)) == 30
@@ -195,7 +213,18 @@ from_retriever = partial(CorpusProfile.from_retriever, timeout=0.05)
     ("make", "given", "error", "said"),
     [
         (from_retriever, 3, ConfigurationError, None),
-        (from_retriever, lambda query: [], ProfileError, None),
+        (
+            CorpusProfile.from_retriever,
+            lambda query: [],
+            ProfileError,
+            "None of the 7. searches found anything.* Hint: ",
+        ),
+        (
+            partial(CorpusProfile.from_retriever, searches=3),
+            lambda query: [],
+            ProfileError,
+            "None of the 3 searches",
+        ),
         (from_retriever, lambda query: 1 / 0, ProfileError, None),
         (from_retriever, lambda query: time.sleep(1), ProfileError, None),
         *(
@@ -349,6 +378,55 @@ def test_a_corpus_covers_what_it_is_about_in_any_language(profiles):
 # --- gates -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "copies",
+    [
+        [
+            f"2025-03-{day} 07:{day}:09Z cart INFO GET /cart 200 {day} ms user={7 * day}"
+            for day in range(10, 31)
+        ],
+        [
+            f"The guard has closed gate {number} of the northern car park for the night."
+            for number in range(20)
+        ],
+    ],
+    ids=["log lines", "sentences"],
+)
+def test_passages_that_are_like_each_other_do_not_hide_the_others(copies):
+    """Regression: the corpus's sentences seemed so near to it that no question was."""
+    profile = CorpusProfile.from_texts([*LOGGER, *copies])
+    assert profile.judge("How do I change the battery of the logger?") > 0.9
+
+
+HEADER = "Riverside School. Internal, confidential. Printed copies are uncontrolled. " * 5
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "texts",
+    [[HEADER + text for text in LOGGER], [text if "X200" in text else HEADER + text for text in LOGGER]],
+    ids=["all", "most"],
+)
+def test_a_header_does_not_hide_the_passages(texts):
+    """Regression: only the header was read."""
+    assert CorpusProfile.from_texts(texts).judge("How do I change the battery of the logger?") > 0.9
+
+
+def test_a_beginning_that_few_share_is_kept():
+    few = [*LOGGER[:4], *(HEADER + text for text in LOGGER[4:])]
+    assert drop_shared_beginning(few) == few
+    assert drop_shared_beginning([f"The same dozen words: {word}" for word in "abcde"]) == [*"abcde"]
+
+
+@pytest.mark.model
+def test_a_long_passage_is_read_beyond_its_beginning():
+    """Regression: of each passage, 300 characters were read, however few there were."""
+    profile = CorpusProfile.from_texts([" ".join(LEAVE + LOGGER)])
+    assert profile.judge("How often does the logger sample the temperature?") > 0.9
+    assert CorpusProfile.from_texts([LOGGER[0] * 9]).codes.shape == (1, 256), "more of the same says nothing"
+
+
 def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
     one = CorpusProfile.from_texts(LOGGER)
     with pytest.raises(ConfigurationError, match="needs a unique name"):
@@ -476,7 +554,8 @@ def test_the_threshold_of_a_call_says_what_is_known():
         ((0.9, 0.8, 0.7), 1, ("c",)),
         ((0.9, 0.8, 0.7), 2, ("c", "b")),
         ((0.9, 0.8, 0.1), 3, ("b", "a")),
-        ((0.1, 0.1, 0.1), 3, ("c",)),
+        # Regression: only one was searched, whatever `top` was.
+        ((0.1, 0.2, 0.1), 2, ("c", "b")),
     ],
 )
 def test_the_nearest_that_cover_it_are_searched(ps, top, corpora):
@@ -613,7 +692,7 @@ def test_the_command_says_what_it_understood(tmp_path):
     corpus = tmp_path / "passages.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in LOGGER))
     shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "logger", "--name", "manual")
-    assert "manual: profile of 6 of 6 passages" in shown
+    assert "manual: profile of 6 passages" in shown
     shown = printed("profile", "--description", "Manual of the X200 data logger", "--out", tmp_path / "d")
     assert shown.startswith("d: ")
     decided = json.loads(printed("decide", "--corpus", tmp_path / "logger", "--json", "What does E-41 mean?"))

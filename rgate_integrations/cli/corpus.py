@@ -146,7 +146,7 @@ def profile(
     else:
         corpus_profile = CorpusProfile.from_description(description, name)
     corpus_profile.save(out)
-    size = f"{len(corpus_profile.codes):,} of {corpus_profile.seen:,} passages"
+    size = f"{corpus_profile.seen:,} passages"
     say(f"{corpus_profile.name}: profile of {size}, in {out}", bold=True)
     # A name may be telling.
     words = list(dict.fromkeys([*corpus_profile.terms.telling, *sorted(corpus_profile.terms.names)]))

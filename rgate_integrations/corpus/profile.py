@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from rgate_integrations.corpus.pieces import drop_shared_beginning, embed_pieces, is_prose
 from rgate_integrations.corpus.sampling import Sample, collect_passages, sample_texts
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.errors import ConfigurationError, ProfileError, WriteError
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, EncoderProxy
-from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, unit
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray, unit
 from rgate_integrations.runtime.files import (
     find_folder,
     json_text,
@@ -38,7 +39,7 @@ CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
 FOLDER = "profile"
 """Name of the folder in an index's folder in which the index's profile is cached."""
 MAX_PASSAGES = 1_500
-"""Maximum number of passages that a profile keeps."""
+"""Maximum number of passages that a profile keeps, and of their pieces."""
 NEIGHBOURS = 5
 """A question's nearness to a corpus is its mean cosine to this many nearest passages."""
 SLOPE, MIDPOINT, NAME_LOGIT = 9.4, 0.59, 6.0
@@ -51,9 +52,9 @@ NAME_CLOSENESS, TERM_CLOSENESS = 0.2, 0.02
 natural log of one plus their number."""
 
 
-_READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
-_MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
-"""For `CorpusProfile.margin`: maximum number of sentences; minimum and maximum length of each in characters."""
+_MAX_SENTENCES = 200  # to measure `CorpusProfile.margin`
+_MIN_COPY = 0.85
+"""Minimum cosine of passages of which only one is measured, because near copies are nearer than any question."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
 """The margin before any measurement, and the number of measured sentences that it counts as in the average."""
 # The margin is clipped: otherwise a corpus of unrelated passages would cover everything, and one of near
@@ -82,12 +83,12 @@ class CorpusProfile:
 
     Attributes:
         name: The corpus's name in decisions.
-        codes: Vectors of a sample of the corpus's passages, shape (passages, 256), int8, not normalised.
+        codes: Vectors of pieces of a sample of the corpus's passages, shape (pieces, 256), int8, not normalised.
         terms: Its telling words, far more frequent in it than elsewhere, and its names, such as error codes.
         baseline: Median `nearness` of unrelated requests, which ship with the package.
         margin: By how much the `nearness` of the corpus's own sentences to its other passages exceeds ``baseline``.
-            It is the median over sentences, averaged with the value 0.22 (which weighs as much as 10 sentences), and
-            clipped to [0.12, 0.4]. Without such sentences, as for a description, it is 0.22.
+            It is the median over sentences of unlike passages, averaged with the value 0.22 (which weighs as much as
+            10 sentences), and clipped to [0.12, 0.4]. Without such sentences, as for a description, it is 0.22.
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages read, with repetitions.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
@@ -121,8 +122,8 @@ class CorpusProfile:
 
         Args:
             texts: The passages, read once; texts over 2,000 characters are split. Only the first 300 characters of
-                each tell what it is about, so split a few long documents yourself. Remove HTML tags first: with
-                them, fewer questions count as covered.
+                each tell what it is about, or up to 1,200 of each of a few hundred; what most begin with, such as a
+                header, is ignored. Remove HTML tags first: with them, fewer questions count as covered.
             name: Name of the corpus.
 
         Raises:
@@ -141,9 +142,9 @@ class CorpusProfile:
 
         Args:
             retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
-                LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores and indexes are asked for
-                ten passages a search; a retriever decides itself how many it returns. A guarded retriever is
-                searched without its gate.
+                LlamaIndex, a `PassageIndex`, or a function from a query to texts. Stores, indexes and their
+                retrievers are asked for ten passages a search; other retrievers decide themselves how many they
+                return. A guarded retriever is searched without its gate.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds; None sets no limit.
@@ -183,15 +184,19 @@ class CorpusProfile:
                 hint="Pass texts that are not blank, or a retriever that finds passages with text.",
             )
         encoder = EncoderProxy().encoder
-        beginnings = [text[:_READ_CHARS] for text in sample.texts]
-        projected = background().project_passages(encoder.vectors(beginnings, "passage: "))
+        texts = drop_shared_beginning(sample.texts)
+        projected, owners = embed_pieces(
+            texts,
+            MAX_PASSAGES,
+            lambda pieces: background().project_passages(encoder.vectors(pieces, "passage: ")),
+        )
         largest = np.abs(projected).max(axis=1, keepdims=True)
         codes = np.round(projected / np.maximum(largest, 1e-12) * 127).astype(np.int8)
         vectors = unit(codes.astype(np.float32))
         baseline = float(np.median(_mean_of_nearest(background().requests @ vectors.T)))
         # A description's sentences are unlike users' questions, so they cannot measure the margin.
-        texts = () if source == "description" else sample.texts
-        margin = _measure_margin(texts, vectors, baseline, encoder)
+        measured = () if source == "description" else texts
+        margin = _measure_margin(measured, vectors, owners, baseline, encoder)
         return cls(
             name,
             codes,
@@ -373,20 +378,30 @@ def _mean_of_nearest(cosines: Float32Array, most: int = NEIGHBOURS) -> Float64Ar
     return np.partition(cosines, -count, axis=1)[:, -count:].mean(axis=1, dtype=np.float64)
 
 
-def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float, encoder: Encoder) -> float:
-    """Return the margin of a profile with these passages; see `CorpusProfile.margin`."""
+def _measure_margin(
+    texts: Sequence[str], vectors: Float32Array, owners: PositionArray, baseline: float, encoder: Encoder
+) -> float:
+    """Return the margin of a profile with these passages; ``owners`` has the passage of each vector.
+
+    See `CorpusProfile.margin`.
+    """
+    _, firsts = np.unique(owners, return_index=True)
     sentences: dict[int, str] = {}
     for row, text in enumerate(texts if len(texts) > 1 else ()):
-        fitting = [segment for segment in segments(text) if _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE]
-        if fitting and len(sentences) < _MAX_SENTENCES:
+        if len(sentences) == _MAX_SENTENCES:
+            break
+        fitting = list(filter(is_prose, segments(text)))
+        is_copy = (vectors[firsts[list(sentences)]] @ vectors[firsts[row]] >= _MIN_COPY).any()
+        if fitting and not is_copy:
             # Picked by the text's length, not at random, so that the result is always the same.
             sentences[row] = fitting[len(text) % len(fitting)]
     total = 0.0
     if sentences:
         questions = background().project_questions(encoder.vectors(list(sentences.values()), "query: "))
         cosines = questions @ vectors.T
-        cosines[np.arange(len(sentences)), list(sentences)] = -1.0  # a sentence's own passage does not count
-        nearness = _mean_of_nearest(cosines, min(NEIGHBOURS, len(texts) - 1))
+        is_own = owners == np.array(list(sentences))[:, None]
+        cosines[is_own] = -1.0  # a sentence's own passage does not count
+        nearness = _mean_of_nearest(cosines, min(NEIGHBOURS, (~is_own).sum(axis=1).min()))
         total = len(sentences) * (float(np.median(nearness)) - baseline)
     margin = (total + _PRIOR_SENTENCES * _PRIOR_MARGIN) / (len(sentences) + _PRIOR_SENTENCES)
     return min(max(margin, _MIN_MARGIN), _MAX_MARGIN)

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import wait
+from copy import copy
 from dataclasses import dataclass, field
 from threading import TIMEOUT_MAX
 from typing import Any
@@ -78,7 +79,7 @@ def _passages(texts: Iterable[str]) -> Iterator[str]:
 
 # --- through a retriever -------------------------------------------------------------------------------------------
 
-_TOP_K = 10  # passages per search, if the retriever lets us set it
+_TOP_K = 10  # minimum number of passages per search, if the retriever lets us set it
 _FIRST_QUERIES = (
     "overview introduction",
     "how to get started",
@@ -94,6 +95,12 @@ _FIRST_QUERIES = (
     "security access account",
 )
 """First queries, which suit different kinds of corpora, such as documentation, policies or medicine."""
+# Single words, as some keyword indexes want every word of a query; also content words, as some ignore the others.
+_COMMON_WORDS = """
+the de 1 的 new price la 10 の في и der 2 en día jour preço Jahr год नई में এবং اور và tahun yang o e i 이 있 100 2025
+2024 kg cm m a di prezzo van prijs och pris cena rok ve yıl na year ja że του של و از ที่ ของ மற்றும் మరియు आणि
+"""
+"""Queries for when these find nothing, as in a keyword index of a table, or of one of the other large languages."""
 _WINDOW, _MIN_NEW_SHARE = 20, 0.05
 """Collection ends when less than ``_MIN_NEW_SHARE`` of what the last ``_WINDOW`` searches found is new."""
 _MAX_QUERY_CHARS = 120  # a longer sentence is cut
@@ -102,8 +109,8 @@ _MAX_QUERY_CHARS = 120  # a longer sentence is cut
 def collect_passages(retriever: Any, searches: int = 100, timeout: float | None = 120.0) -> list[str]:
     """Return the distinct passages that a bounded number of searches finds.
 
-    The first queries are shipped; each later one is a sentence of a passage found so far. Searching ends early when
-    the results contain little that is new.
+    The first queries are shipped, and common words of many languages follow until something is found; each later
+    one is a sentence of a passage found so far. Searching ends early when the results contain little that is new.
 
     Args:
         retriever: See `as_retriever`.
@@ -112,38 +119,65 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float | None 
 
     Raises:
         ConfigurationError: ``retriever`` cannot be searched, ``searches`` is below 1, or ``timeout`` is not above 0.
-        ProfileError: A search failed, its results have no text, or the time ended before any search found a passage.
+        ProfileError: A search failed, its results have no text, or no search found a passage in time.
     """
     valid_count(searches, "searches")
     # A guarded retriever is searched without its gate, which would hide what the LLM knows.
     while hasattr(retriever, "retriever") and isinstance(getattr(retriever, "known_message", 0), str | None):
         retriever = retriever.retriever
-    searched = as_retriever(retriever)
+    searched = as_retriever(_widened(retriever))
     deadline = time.monotonic() + (valid_timeout(timeout) or TIMEOUT_MAX)
     passages: dict[str, None] = {}
     latest: list[tuple[int, int]] = []  # passages found and new passages, per search
+    count = 0
     for query in _queries(passages, searches):
         texts = _search_in_time(searched, query, deadline)
         if texts is None:
             break
+        count += 1
         before = len(passages)
         passages.update(dict.fromkeys(texts))
         latest = [*latest, (len(texts), len(passages) - before)][-_WINDOW:]
         total, new = map(sum, zip(*latest, strict=True))
-        if len(latest) == _WINDOW and new < _MIN_NEW_SHARE * max(total, 1):
+        if passages and len(latest) == _WINDOW and new < _MIN_NEW_SHARE * max(total, 1):
             break
     if not passages and time.monotonic() >= deadline:
         raise ProfileError(
             f"No search found anything within {timeout:g} s.",
             hint="Check the retriever's server, or allow more seconds: CorpusProfile.from_retriever(…, timeout=…).",
         )
+    if not passages:
+        raise ProfileError(
+            f"None of the {count} searches found anything.",
+            hint="Use CorpusProfile.from_texts(texts), or a retriever without a score threshold or filter.",
+        )
     return list(passages)
+
+
+def _widened(retriever: Any) -> Any:
+    """Return a copy of a framework's retriever that finds at least ten passages; others unchanged.
+
+    Its other settings, such as a filter, stay.
+    """
+    settings = getattr(retriever, "search_kwargs", None)
+    # LangChain's; one with a `k` of its own would get two.
+    if isinstance(settings, dict) and hasattr(retriever, "vectorstore") and not hasattr(retriever, "k"):
+        k = max(settings.get("k") or 0, _TOP_K)
+        return retriever.model_copy(update={"search_kwargs": {**settings, "k": k}})
+    if isinstance(getattr(retriever, "similarity_top_k", None), int):  # LlamaIndex's
+        retriever = copy(retriever)
+        retriever.similarity_top_k = max(retriever.similarity_top_k, _TOP_K)
+    return retriever
 
 
 def _queries(passages: dict[str, None], most: int) -> Iterator[str]:
     """Yield at most ``most`` distinct queries: the shipped ones, then sentences of ``passages``, which may grow."""
-    asked = set(_FIRST_QUERIES)
-    yield from _FIRST_QUERIES[:most]
+    asked: set[str] = set()
+    for query in (*_FIRST_QUERIES, *_COMMON_WORDS.split())[:most]:
+        if passages and len(asked) >= len(_FIRST_QUERIES):
+            break
+        asked.add(query)
+        yield query
     used = 0
     while len(asked) < most and used < len(passages):
         # Newest first, because no other search has found those.

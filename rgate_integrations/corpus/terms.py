@@ -40,7 +40,7 @@ _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th|s|%|[a-z])?", re.IGNORECASE)
 # Natural logs of a word's share of all text.
 _RARE = -13.0  # below this, the encoder's tokens only give a guess, so all words count as equally rare
 _UNKNOWN = -15.0  # below this, a word is several tokens, so it is not a common word such as "French"
-_COMMON = -10.5  # above this, a word is too common to be informative
+_COMMON = -10.63  # above this, a word is too common to be informative, such as "how"
 _MIN_EXCESS = 1.5  # natural log of how many times more frequent than in other text a telling word must be
 _REFERENCE_WORDS = 20
 """Number of the most common words, which show how rare the corpus's language is in other text."""

@@ -110,7 +110,8 @@ class CorpusGate(Gate):
             for a specific corpus, and ``"llm"`` for one about everything, such as an encyclopaedia.
         when_uncovered: What to do if no corpus covers a request and the LLM may not know: ``"retrieve"``,
             ``"direct"`` or ``"abstain"``. The last two search nothing, and the decision's outcome says which.
-        top: Maximum number of corpora to search, at least 1.
+        top: Maximum number of corpora to search, at least 1: the nearest of those that cover the request, or of all
+            if none does.
         own_parameters: Names of the options that belong to this gate, not to the inner one.
     """
 
@@ -204,7 +205,7 @@ class CorpusGate(Gate):
         corpora = tuple(
             coverage.profile.name
             for coverage in ranked[: self.top]
-            if coverage is best or coverage.p >= COVERED
+            if best.p < COVERED or coverage.p >= COVERED
         )
         score = replace(score, p_covered=best.p, corpora=corpora)
         if not asking.any():
