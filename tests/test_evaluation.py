@@ -243,6 +243,21 @@ def test_a_map_keeps_the_order():
     assert fit_map(p, np.ones(400, bool)).method == "none"
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_map_does_not_raise_what_is_less_known_than_all_that_was_known(seed):
+    """Regression: by a log of facts alone, all known alike, the slope was 0, and private questions had P = 0.97."""
+    rng = np.random.default_rng(seed)
+    p = rng.uniform(0.08, 1, 120)
+    known = rng.random(120) < 0.97
+    learned = fit_map(p, known)
+    scores = np.linspace(0, 1, 1_000)
+    mapped = np.array([learned(score) for score in scores])
+    assert (mapped <= scores)[scores < p[known].min()].all()
+    assert (np.diff(mapped) >= 0).all()
+    # Regression: a negative slope was set to 0, but the intercept was the one that belonged to it.
+    assert np.mean([learned(score) for score in p]) == pytest.approx(known.mean(), abs=0.01)
+
+
 def world(rng, n):
     """Questions whose P(known) is informative; retrieval helps on 20 % of the unknown and hurts on 6 %."""
     p = rng.beta(1.2, 1.5, n)
@@ -297,6 +312,28 @@ def test_a_gate_that_may_skip_all_questions_of_a_log_retrieves_those_that_are_le
     assert choice.facts["retrieval_rate"] == pytest.approx(1 / 401), "only the one with an override"
     assert choice.threshold == pytest.approx(least, abs=0.003)
     assert choice.threshold <= least
+
+
+@pytest.mark.parametrize("n", [100, 130])
+def test_a_few_questions_are_enough_where_the_llm_alone_is_far_better(n):
+    """Regression: the tests began at the highest threshold, where nothing is skipped and little can be shown."""
+    rng = np.random.default_rng(0)
+    p, closed, rag = rng.uniform(0.5, 0.95, n), rng.random(n) < 0.97, rng.random(n) < 0.75
+    choice = MaxLoss(0.02).choose(p, closed, rag)
+    assert (choice.guaranteed, choice.facts["retrieval_rate"]) == (True, 0.0)
+    assert p.min() - 0.01 < choice.threshold <= p.min()
+
+
+def test_a_loss_just_above_the_limit_is_rarely_taken_for_less():
+    """The worst case: whatever is skipped, the loss is just above the limit."""
+    rng = np.random.default_rng(0)
+    for p_known in (0.0, 1.0):
+        broken = 0
+        for _ in range(400):
+            gain = rng.choice([1, -1, 0], 200, p=[0.221, 0.2, 0.579])
+            p = np.full(200, p_known)
+            broken += MaxLoss(0.02, 0.9).choose(p, gain < 0, gain > 0).guaranteed
+        assert broken / 400 <= 0.1 + 2 * math.sqrt(0.9 * 0.1 / 400)
 
 
 @pytest.mark.parametrize("right", [0, 2])

@@ -89,6 +89,18 @@ def test_few_questions_leave_the_shipped_order_alone():
     assert fit_correction(table).weights[0] > -1  # the slope is above 0
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_the_log_has_none_of_is_not_raised(seed):
+    """Regression: by a log of facts that the LLM knew alike, the slope was 0, and private questions skipped."""
+    rng = np.random.default_rng(seed)
+    table, _ = simulated(240, rng)
+    known = rng.random(240) < 0.96
+    correction = fit_correction(replace(table, known=known, target=known.astype(float)))
+    private = replace(table, prior=np.full(240, table.prior[known].min() - 0.1))
+    assert (correction(private) <= private.prior).all()
+    assert (correction(table) > table.prior)[known].mean() > 0.5
+
+
 def test_samples_give_the_order_and_answers_the_level():
     table, _ = simulated(400, np.random.default_rng(0))
     soft = replace(table, target=0.5 * table.known)

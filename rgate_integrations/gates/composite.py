@@ -79,7 +79,9 @@ class TunedGate(TrainedGate):
 
     The logit of P(known) is ``slope * prior + w · h + v · f + bias``. Here, prior is the logit of the uncorrected
     gate's P(known); a copy of that gate is in the subfolder ``prior``. h are hidden states of the question, and f the
-    `draft_features` of a partial answer, if the gate judges one. slope, w, v and bias are fitted.
+    `draft_features` of a partial answer, if the gate judges one. slope, w, v and bias are fitted. A P(known) of the
+    uncorrected gate below that of all questions that the LLM knew is never raised: it may be of another kind, such as
+    a private one, of which the log has none.
 
     Attributes:
         artifact: Folder made by ``rgate tune``, or a Hub id. The gate for partial answers, if any, is in the
@@ -152,6 +154,8 @@ class TunedGate(TrainedGate):
         if draft is not None:
             corrected += float(draft_features(draft) @ trained.head)
         p = sigmoid(corrected)
+        if prior.p_known < trained.least_known:
+            p = min(p, prior.p_known)
         reason = f"A gate tuned on {trained.llm} reads {inputs}: known with probability {p:.2f}."
         caveat = ""
         if not trained.provenance.get("guaranteed", True) and self.threshold == trained.threshold:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import compress, product
 from typing import Any
 
 import numpy as np
@@ -192,7 +192,14 @@ def fit_gate(
         **(facts or {}),
     }
     artifact = _to_artifact(
-        correction, basis, readings, tokens=tokens, llm=llm, threshold=choice.threshold, provenance=provenance
+        correction,
+        basis,
+        readings,
+        tokens=tokens,
+        least_known=min(decision.p_known for decision in compress(decisions, known)),
+        llm=llm,
+        threshold=choice.threshold,
+        provenance=provenance,
     )
     return FittedGate(artifact, choice, indices, p, scores < choice.threshold, after, before)
 
@@ -328,14 +335,18 @@ class Correction:
     Attributes:
         weights: One weight per column of `Table.columns`. The weighted sum of the columns is added to the logit.
         strength: The chosen shrinkage of the weights of the hidden states' components.
+        least_known: Lowest logit, by the prior, of a question that the LLM knew. A lower one is never raised.
     """
 
     weights: Float64Array
     strength: float
+    least_known: float
 
     def __call__(self, table: Table) -> Float64Array:
         """Return the corrected logit of each question, shape (n,)."""
-        return table.prior + table.columns @ self.weights
+        corrected = table.prior + table.columns @ self.weights
+        # Nothing shows that the LLM knows such questions, and they may be of a kind that the log lacks.
+        return np.where(table.prior < self.least_known, np.minimum(corrected, table.prior), corrected)
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:
@@ -393,7 +404,8 @@ def _fit(table: Table, strength: float, head_strength: float) -> Correction:
     scale[1 + components : -1] = table.features.std(axis=0) + _TINY
     weights = ridge_logistic((table.columns - mean) / scale, table.target, penalty, table.prior) / scale
     weights[-1] -= weights @ mean
-    return Correction(weights, strength)
+    # If a fold has no known question, no logit is raised.
+    return Correction(weights, strength, table.prior[table.known].min(initial=np.inf))
 
 
 def ridge_logistic(
