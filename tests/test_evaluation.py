@@ -20,12 +20,13 @@ from rgate_integrations.tuning.evaluation import (
     auc,
     break_even,
     expected_calibration_error,
+    fold_metrics,
     judge,
     measure,
     retrieval_curve,
 )
 from rgate_integrations.tuning.questions import DataFile, Example, Question, all_examples, read_examples
-from tests.commands import printed
+from tests.commands import printed, rgate
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write
 
@@ -137,6 +138,22 @@ def test_few_right_answers_do_not_make_an_interval_of_no_width():
 def test_curve_by_hand(p, curve):
     found = retrieval_curve(np.array(p), np.array([T, F, F, F]), np.array([F, T, T, F]))
     np.testing.assert_allclose(found, curve)
+
+
+def test_sets_of_one_label_have_no_mean_of_their_aucs():
+    """Regression: NumPy warned, and gate.json had a NaN, which is not JSON."""
+    metrics = fold_metrics(np.array([0.1, 0.9]), np.array([False, True]), ["a", "b"])
+    assert metrics == {"auc": {}, "auc_mean": None, "auc_pooled": 1.0}
+
+
+@pytest.mark.model
+def test_the_judged_llm_is_named_as_for_decide_and_saved_with_the_gate(tmp_path):
+    file = write(tmp_path / "d.jsonl", *numbered(50))
+    printed("calibrate", "--data", file, "--llm-name", "gpt-4o", "--out", tmp_path / "gate")
+    assert read_gate(tmp_path / "gate").parameters["inner"]["llm_name"] == "gpt-4o"
+    assert load_gate(str(tmp_path / "gate")).decide("Who wrote Emma?").llm.startswith("gpt-4o")
+    error = rgate("evaluate", "--data", file, "--gate", "constant:never", "--llm-name", "gpt-4o").exception
+    assert "cannot be adjusted to an LLM" in str(error)
 
 
 def test_calibration_error_by_hand():
@@ -438,7 +455,10 @@ def test_a_question_in_other_punctuation_or_another_data_set_is_not_calibrated_o
     assert [found.provenance["repeated"] for found in (once, repeated)] == [0, 100]
     data = [option for file in files for option in ("--data", file)]
     output = printed("calibrate", *data, "--gate", "constant:always", "--out", tmp_path / "gate")
-    assert "100 repeated questions were left out" in output
+    assert "100 repeated questions were left out; of each, the first line counts." in output
+    # Regression: those within one file were left out in silence.
+    twice = read_paired([write(tmp_path / "c.jsonl", *asked, *asked[:7])])
+    assert calibrate(gate, twice, Budget(0.5)).provenance["repeated"] == 7
 
 
 def with_a_corpus():

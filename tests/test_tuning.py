@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,11 +27,13 @@ from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
 from rgate_integrations.tuning.evaluation import auc
 from rgate_integrations.tuning.fitting import Table, crossfit, fit_correction, ridge_logistic
+from rgate_integrations.tuning.report import write_notes
 from rgate_integrations.tuning.training import TrainingOptions
 from tests.commands import printed, rgate
 from tests.saved_gates import change
 from tests.tuning_parts import (
     Direct,
+    Model,
     N,
     Reader,
     number,
@@ -311,6 +314,34 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
     labels = found.labels.known[found.question.indices]
     assert found.question.auc == pytest.approx(auc(shown, labels))
     assert found.question.auc != pytest.approx(auc(found.question.p, labels))
+
+
+def test_a_gate_that_tuning_did_not_improve_says_so(tmp_path, prior):
+    """Regression: the report printed both AUCs, and drew no conclusion."""
+    found = tuned(tmp_path, prior).question
+    notes = write_notes(Mock(answered=[Mock(seconds={"direct": 1, "retrieve": 2})] * N), found, None)
+    assert not any("keep that one" in note for note in notes["question alone"])
+    worse = replace(found, auc=0.4, auc_before=0.5, retrieves=np.ones(N, bool))
+    notes = write_notes(Mock(answered=[Mock(seconds={"direct": 1, "retrieve": 2})] * N), worse, None)
+    assert notes["question alone"][-2:] == [
+        "No better than the gate before tuning (AUC 0.400, not above 0.500, on held-out questions): keep that one.",
+        "Retrieving for 100.0%, this gate saves next to nothing.",
+    ]
+
+
+@pytest.mark.model
+def test_the_prior_is_that_of_the_llm_that_answers_if_its_name_is_known(tmp_path):
+    for name, options, llm in (
+        ("gpt-4o", {}, "gpt-4o"),
+        ("one", {"llm_name": "gpt-4o"}, "gpt-4o"),
+        ("one", {}, ""),
+    ):
+        shutil.rmtree(tmp_path / "my-gate", ignore_errors=True)
+        (tmp_path / "my-gate.answers.jsonl").unlink(missing_ok=True)
+        direct = Model(lambda question, seed: says_what_it_knows(question).text, name)
+        found = tuned(tmp_path, "default", direct=direct, options={"proxy": None, **options})
+        prior = load_gate(str(found.folder)).gate._prior
+        assert (prior.llm_name, prior.ability is None) == (llm, not llm)
 
 
 def test_a_question_in_other_punctuation_is_not_tuned_on_twice(tmp_path, prior):

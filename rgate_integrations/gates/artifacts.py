@@ -60,7 +60,7 @@ class SavedGate:
         llm: Name of the LLM whose answers it was trained on; empty if not recorded.
         threshold: Default threshold, at least 0.
         prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores are meaningless.
-        parameters: Other parameters of the gate, as JSON values.
+        parameters: Other parameters of the gate (if tuned: of the prior), as JSON values.
         provenance: Its origin as JSON values: data, label, seed, recipe, metrics, versions, licence.
     """
 

@@ -106,7 +106,8 @@ class TunedGate(TrainedGate):
         # As an absolute path, because a missing "my-gate/prior" would be taken for a Hub id.
         folder = str(saved_folder(self.artifact).resolve() / PRIOR)
         saved = read_prior(folder)
-        self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
+        llm = self.trained.parameters
+        self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy, **llm)
 
     def answer_gate(self) -> Gate | None:
         """Return this gate if it judges partial answers, or else the gate in its subfolder ``answer-first``.

@@ -390,7 +390,7 @@ def calibrate(
         "ece_before": round(expected_calibration_error(p_known[choose][kept], held_out.closed_book[kept]), 4),
         "ece": round(expected_calibration_error(probabilities[kept], held_out.closed_book[kept]), 4),
         "draft": draft,
-        "repeated": len(labelled) - len(examples),
+        "repeated": len(labelled) - len(examples) + sum(file.repeated for file in files),
         "data": list(map(DataFile.as_provenance, files)),
     }
     calibrated = CalibratedGate(

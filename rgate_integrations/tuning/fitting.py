@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import compress, product
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.composite import draft_features
 from rgate_integrations.gates.corpus import CorpusGate
-from rgate_integrations.gates.probability import logits, sigmoids
+from rgate_integrations.gates.probability import logits, sigmoid, sigmoids
 from rgate_integrations.models.base import HasStates, PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.tuning.calibration import (
     LEAST,
+    Budget,
     Policy,
     ThresholdChoice,
     describe_choice,
@@ -41,12 +42,14 @@ class Readings:
         states: Hidden states, shape (n, layers, hidden size).
         layers: The layers of these states, and how they are pooled.
         proxy: The model whose states they are.
+        llm: The parameters by which the prior is adjusted to an LLM, as JSON values; empty if it has none.
     """
 
     decisions: tuple[Decision, ...]
     states: Float32Array
     layers: tuple[PooledLayer, ...]
     proxy: HasStates
+    llm: dict[str, Any] = field(default_factory=dict)
 
     @property
     def prior(self) -> Float64Array:
@@ -104,7 +107,11 @@ def make_readings(gate: DecisionEngine, questions: Sequence[str], progress: Prog
             decided = list(map(_with_coverage, decided, strict.decide_batch(chunk)))
         decisions += decided
         states += [hidden.states for hidden in read_states(proxy, ANSWER, values, None, layers)]
-    return Readings(tuple(decisions), np.stack(states), layers, proxy)
+    config = without.gate.config()
+    llm: dict[str, Any] = {
+        name: config[name] for name in ("llm_name", "llm_name_source", "ability") if name in config
+    }
+    return Readings(tuple(decisions), np.stack(states), layers, proxy, llm)
 
 
 def _with_coverage(decision: Decision, covered: Decision) -> Decision:
@@ -192,14 +199,7 @@ def fit_gate(
         **(facts or {}),
     }
     artifact = _to_artifact(
-        correction,
-        basis,
-        readings,
-        tokens=tokens,
-        least_known=min(decision.p_known for decision in compress(decisions, known)),
-        llm=llm,
-        threshold=choice.threshold,
-        provenance=provenance,
+        correction, basis, readings, tokens=tokens, llm=llm, threshold=choice.threshold, provenance=provenance
     )
     return FittedGate(artifact, choice, indices, p, scores < choice.threshold, after, before)
 
@@ -214,6 +214,9 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
         bias=float(bias - basis.mean @ weight),
         weight=weight.reshape(readings.states.shape[1:]).astype(np.float32),
         head=head.astype(np.float32),
+        # Slightly less, so that rounding does not put the question itself below.
+        least_known=sigmoid(correction.least_known) * (1 - 1e-9),
+        parameters=readings.llm,
         layers=readings.layers,
         base_model=readings.proxy.name,
         fingerprint=readings.proxy.fingerprint,
@@ -224,6 +227,10 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 def _choose(policy: Policy, scores: Float64Array, known: BoolArray, rag: BoolArray) -> ThresholdChoice:
     """Choose a threshold; without a guarantee, say how many questions would be enough, estimated by resampling."""
     choice = policy.choose(scores, known, rag)
+    if choice.guaranteed and isinstance(policy, Budget):
+        # Scores of the folds' fits are spread a little differently; a loss hardly changes by that, a rate does.
+        note = "That is by fits to a part of the log; the rate of the gate, fitted to all of it, may differ."
+        return replace(choice, guarantee=f"{choice.guarantee} {note}")
     if choice.guaranteed:
         return choice
     required = (
