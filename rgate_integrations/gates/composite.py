@@ -80,7 +80,7 @@ class TunedGate(TrainedGate):
     The logit of P(known) is ``slope * prior + w · h + v · f + bias``. Here, prior is the logit of the uncorrected
     gate's P(known); a copy of that gate is in the subfolder ``prior``. h are hidden states of the question, and f the
     `draft_features` of a partial answer, if the gate judges one. slope, w, v and bias are fitted. A P(known) of the
-    uncorrected gate below that of all questions that the LLM knew is never raised: it may be of another kind, such as
+    uncorrected gate clearly below that of all known questions is never raised: it may be of another kind, such as
     a private one, of which the log has none.
 
     Attributes:

@@ -11,6 +11,9 @@ from rgate_integrations.decision import Finite, Frozen, Probability
 from rgate_integrations.runtime.arrays import Float64Array
 
 _EDGE = 1e-6  # keeps logits within ±14
+# Without a margin, the lowest questions of one half of a log would count as unknown by the other half.
+CLEARLY_LESS = 1.0
+"""How much lower, in logits, a score must be than those of all known questions to be of another kind."""
 
 
 class ProbabilityMap(Frozen):
@@ -20,8 +23,8 @@ class ProbabilityMap(Frozen):
         method: ``"platt"`` scales and shifts the score's logit; ``"none"`` keeps the score.
         slope: Factor of the logit, for ``"platt"``.
         intercept: Added to the scaled logit, for ``"platt"``.
-        least_known: Lowest score of a question that the LLM knew. A score below it is never raised, because nothing
-            shows that the LLM knows such questions.
+        least_known: A score clearly below those of all questions that the LLM knew. A lower one is never raised,
+            because nothing shows that the LLM knows such questions.
     """
 
     method: Literal["platt", "none"] = "none"

@@ -25,7 +25,14 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, needs
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.composite import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
-from rgate_integrations.gates.probability import ProbabilityMap, logit, logits, sigmoids
+from rgate_integrations.gates.probability import (
+    CLEARLY_LESS,
+    ProbabilityMap,
+    logit,
+    logits,
+    sigmoid,
+    sigmoids,
+)
 from rgate_integrations.gates.registry import asks_server
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, no_progress
@@ -450,7 +457,7 @@ def _check_savable(gate: Decider) -> DecisionEngine:
 def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
     """Return a map from scores to probabilities, fitted by Platt scaling.
 
-    A higher score never gets a lower probability. A score below those of all known questions is never raised.
+    A higher score never gets a lower probability. One clearly below all known ones is never raised.
 
     Args:
         p: Scores in [0, 1], shape (n,).
@@ -469,4 +476,9 @@ def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
     slope, intercept = float(fitted.coef_[0, 0]), float(fitted.intercept_[0])
     if slope < 0:  # it would reverse the order of the scores
         slope, intercept = 0.0, logit(float(known.mean()))
-    return ProbabilityMap(method="platt", slope=slope, intercept=intercept, least_known=float(p[known].min()))
+    return ProbabilityMap(
+        method="platt",
+        slope=slope,
+        intercept=intercept,
+        least_known=sigmoid(logit(p[known].min()) - CLEARLY_LESS),
+    )

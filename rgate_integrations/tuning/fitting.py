@@ -15,7 +15,7 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.composite import draft_features
 from rgate_integrations.gates.corpus import CorpusGate
-from rgate_integrations.gates.probability import logits, sigmoid, sigmoids
+from rgate_integrations.gates.probability import CLEARLY_LESS, logits, sigmoid, sigmoids
 from rgate_integrations.models.base import HasStates, PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
 from rgate_integrations.prompts import ANSWER
@@ -214,8 +214,7 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
         bias=float(bias - basis.mean @ weight),
         weight=weight.reshape(readings.states.shape[1:]).astype(np.float32),
         head=head.astype(np.float32),
-        # Slightly less, so that rounding does not put the question itself below.
-        least_known=sigmoid(correction.least_known) * (1 - 1e-9),
+        least_known=sigmoid(correction.least_known),
         parameters=readings.llm,
         layers=readings.layers,
         base_model=readings.proxy.name,
@@ -342,7 +341,7 @@ class Correction:
     Attributes:
         weights: One weight per column of `Table.columns`. The weighted sum of the columns is added to the logit.
         strength: The chosen shrinkage of the weights of the hidden states' components.
-        least_known: Lowest logit, by the prior, of a question that the LLM knew. A lower one is never raised.
+        least_known: Logit of the prior clearly below those of all known questions. A lower one is never raised.
     """
 
     weights: Float64Array
@@ -412,7 +411,7 @@ def _fit(table: Table, strength: float, head_strength: float) -> Correction:
     weights = ridge_logistic((table.columns - mean) / scale, table.target, penalty, table.prior) / scale
     weights[-1] -= weights @ mean
     # If a fold has no known question, no logit is raised.
-    return Correction(weights, strength, table.prior[table.known].min(initial=np.inf))
+    return Correction(weights, strength, table.prior[table.known].min(initial=np.inf) - CLEARLY_LESS)
 
 
 def ridge_logistic(
