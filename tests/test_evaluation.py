@@ -20,12 +20,13 @@ from rgate_integrations.tuning.evaluation import (
     auc,
     break_even,
     expected_calibration_error,
+    fold_metrics,
     judge,
     measure,
     retrieval_curve,
 )
 from rgate_integrations.tuning.questions import DataFile, Example, Question, all_examples, read_examples
-from tests.commands import printed
+from tests.commands import printed, rgate
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write
 
@@ -139,6 +140,22 @@ def test_curve_by_hand(p, curve):
     np.testing.assert_allclose(found, curve)
 
 
+def test_sets_of_one_label_have_no_mean_of_their_aucs():
+    """Regression: NumPy warned, and gate.json had a NaN, which is not JSON."""
+    metrics = fold_metrics(np.array([0.1, 0.9]), np.array([False, True]), ["a", "b"])
+    assert metrics == {"auc": {}, "auc_mean": None, "auc_pooled": 1.0}
+
+
+@pytest.mark.model
+def test_the_judged_llm_is_named_as_for_decide_and_saved_with_the_gate(tmp_path):
+    file = write(tmp_path / "d.jsonl", *numbered(50))
+    printed("calibrate", "--data", file, "--llm-name", "gpt-4o", "--out", tmp_path / "gate")
+    assert read_gate(tmp_path / "gate").parameters["inner"]["llm_name"] == "gpt-4o"
+    assert load_gate(str(tmp_path / "gate")).decide("Who wrote Emma?").llm.startswith("gpt-4o")
+    error = rgate("evaluate", "--data", file, "--gate", "constant:never", "--llm-name", "gpt-4o").exception
+    assert "cannot be adjusted to an LLM" in str(error)
+
+
 def test_calibration_error_by_hand():
     p, known = np.array([0.95, 0.95, 0.05, 0.05]), np.array([T, F, F, F])
     assert expected_calibration_error(p, known) == pytest.approx(0.5 * 0.45 + 0.5 * 0.05)
@@ -243,6 +260,21 @@ def test_a_map_keeps_the_order():
     assert fit_map(p, np.ones(400, bool)).method == "none"
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_map_does_not_raise_what_is_less_known_than_all_that_was_known(seed):
+    """Regression: by a log of facts alone, all known alike, the slope was 0, and private questions had P = 0.97."""
+    rng = np.random.default_rng(seed)
+    p = rng.uniform(0.08, 1, 120)
+    known = rng.random(120) < 0.97
+    learned = fit_map(p, known)
+    scores = np.linspace(0, 1, 1_000)
+    mapped = np.array([learned(score) for score in scores])
+    assert (mapped <= scores)[scores < p[known].min() / 3].all()
+    assert (np.diff(mapped) >= 0).all()
+    # Regression: a negative slope was set to 0, but the intercept was the one that belonged to it.
+    assert np.mean([learned(score) for score in p]) == pytest.approx(known.mean(), abs=0.01)
+
+
 def world(rng, n):
     """Questions whose P(known) is informative; retrieval helps on 20 % of the unknown and hurts on 6 %."""
     p = rng.beta(1.2, 1.5, n)
@@ -297,6 +329,28 @@ def test_a_gate_that_may_skip_all_questions_of_a_log_retrieves_those_that_are_le
     assert choice.facts["retrieval_rate"] == pytest.approx(1 / 401), "only the one with an override"
     assert choice.threshold == pytest.approx(least, abs=0.003)
     assert choice.threshold <= least
+
+
+@pytest.mark.parametrize("n", [100, 130])
+def test_a_few_questions_are_enough_where_the_llm_alone_is_far_better(n):
+    """Regression: the tests began at the highest threshold, where nothing is skipped and little can be shown."""
+    rng = np.random.default_rng(0)
+    p, closed, rag = rng.uniform(0.5, 0.95, n), rng.random(n) < 0.97, rng.random(n) < 0.75
+    choice = MaxLoss(0.02).choose(p, closed, rag)
+    assert (choice.guaranteed, choice.facts["retrieval_rate"]) == (True, 0.0)
+    assert p.min() - 0.01 < choice.threshold <= p.min()
+
+
+def test_a_loss_just_above_the_limit_is_rarely_taken_for_less():
+    """The worst case: whatever is skipped, the loss is just above the limit."""
+    rng = np.random.default_rng(0)
+    for p_known in (0.0, 1.0):
+        broken = 0
+        for _ in range(400):
+            gain = rng.choice([1, -1, 0], 200, p=[0.221, 0.2, 0.579])
+            p = np.full(200, p_known)
+            broken += MaxLoss(0.02, 0.9).choose(p, gain < 0, gain > 0).guaranteed
+        assert broken / 400 <= 0.1 + 2 * math.sqrt(0.9 * 0.1 / 400)
 
 
 @pytest.mark.parametrize("right", [0, 2])
@@ -401,7 +455,10 @@ def test_a_question_in_other_punctuation_or_another_data_set_is_not_calibrated_o
     assert [found.provenance["repeated"] for found in (once, repeated)] == [0, 100]
     data = [option for file in files for option in ("--data", file)]
     output = printed("calibrate", *data, "--gate", "constant:always", "--out", tmp_path / "gate")
-    assert "100 repeated questions were left out" in output
+    assert "100 repeated questions were left out; of each, the first line counts." in output
+    # Regression: those within one file were left out in silence.
+    twice = read_paired([write(tmp_path / "c.jsonl", *asked, *asked[:7])])
+    assert calibrate(gate, twice, Budget(0.5)).provenance["repeated"] == 7
 
 
 def with_a_corpus():

@@ -242,6 +242,8 @@ def test_monitoring_from_the_command_line(tmp_path):
     error = rgate(*monitor).exception
     assert isinstance(error, DataFormatError)
     assert "line 101: the gate 'heads' decided, not " in error.message
+    write(log, {"question": "q"})
+    assert "has p_known" in rgate(*monitor).exception.message
     write(log, *lines)
     with log.open("a") as file:
         file.write('{"question": "half wri')

@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.folder import ANSWER_FIRST, read_prior, save_gate, tuned_files
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.runtime.files import write_atomically, write_folder
-from tests.saved_gates import PROBE, TUNED
+from tests.saved_gates import PROBE, TUNED, change
 from tests.scripted_proxy import ScriptedProxy
 
 PROMISE = (
@@ -46,6 +46,16 @@ def test_a_gate_without_its_guarantee_says_why_it_always_retrieves(tmp_path, scr
     assert decision.reason.endswith(f"But {PROMISE[0].lower()}{PROMISE[1:]}")
     kept = tuned(tmp_path / "kept", guaranteed=True, guarantee="Loses at most 2.0%.")
     assert "But" not in load_gate(kept, proxy=scripted).decide("who?").reason
+
+
+def test_a_question_below_all_known_ones_keeps_the_p_known_of_the_prior(tmp_path, scripted):
+    name = tuned(tmp_path / "mine")
+    uncorrected = load_gate(str(tmp_path / "prior"), proxy=scripted).decide("who?").p_known
+    raised = load_gate(name, proxy=scripted).decide("who?").p_known
+    assert raised > uncorrected
+    for least, p_known in ((uncorrected, raised), (uncorrected + 0.01, uncorrected)):
+        change(tmp_path / "mine", least_known=least)
+        assert load_gate(name, proxy=scripted).decide("who?").p_known == p_known
 
 
 def test_a_guarantee_that_failed_is_no_reason_at_another_threshold(tmp_path, scripted):

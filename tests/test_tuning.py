@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,11 +27,13 @@ from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
 from rgate_integrations.tuning.evaluation import auc
 from rgate_integrations.tuning.fitting import Table, crossfit, fit_correction, ridge_logistic
+from rgate_integrations.tuning.report import write_notes
 from rgate_integrations.tuning.training import TrainingOptions
 from tests.commands import printed, rgate
 from tests.saved_gates import change
 from tests.tuning_parts import (
     Direct,
+    Model,
     N,
     Reader,
     number,
@@ -87,6 +90,18 @@ def test_few_questions_leave_the_shipped_order_alone():
     prior, right = rng.normal(size=40), rng.random(40) < 0.5
     table = Table(prior, noise, np.zeros((40, 0)), right, right.astype(float))
     assert fit_correction(table).weights[0] > -1  # the slope is above 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_the_log_has_none_of_is_not_raised(seed):
+    """Regression: by a log of facts that the LLM knew alike, the slope was 0, and private questions skipped."""
+    rng = np.random.default_rng(seed)
+    table, _ = simulated(240, rng)
+    known = rng.random(240) < 0.96
+    correction = fit_correction(replace(table, known=known, target=known.astype(float)))
+    private = replace(table, prior=np.full(240, table.prior[known].min() - 1.1))
+    assert (correction(private) <= private.prior).all()
+    assert (correction(table) > table.prior)[known].mean() > 0.5
 
 
 def test_samples_give_the_order_and_answers_the_level():
@@ -299,6 +314,34 @@ def test_what_overrides_retrieve_counts_in_the_guarantee_and_the_report(tmp_path
     labels = found.labels.known[found.question.indices]
     assert found.question.auc == pytest.approx(auc(shown, labels))
     assert found.question.auc != pytest.approx(auc(found.question.p, labels))
+
+
+def test_a_gate_that_tuning_did_not_improve_says_so(tmp_path, prior):
+    """Regression: the report printed both AUCs, and drew no conclusion."""
+    found = tuned(tmp_path, prior).question
+    notes = write_notes(Mock(answered=[Mock(seconds={"direct": 1, "retrieve": 2})] * N), found, None)
+    assert not any("keep that one" in note for note in notes["question alone"])
+    worse = replace(found, auc=0.4, auc_before=0.5, retrieves=np.ones(N, bool))
+    notes = write_notes(Mock(answered=[Mock(seconds={"direct": 1, "retrieve": 2})] * N), worse, None)
+    assert notes["question alone"][-2:] == [
+        "No better than the gate before tuning (AUC 0.400, not above 0.500, on held-out questions): keep that one.",
+        "Retrieving for 100.0%, this gate saves next to nothing.",
+    ]
+
+
+@pytest.mark.model
+def test_the_prior_is_that_of_the_llm_that_answers_if_its_name_is_known(tmp_path):
+    for name, options, llm in (
+        ("gpt-4o", {}, "gpt-4o"),
+        ("one", {"llm_name": "gpt-4o"}, "gpt-4o"),
+        ("one", {}, ""),
+    ):
+        shutil.rmtree(tmp_path / "my-gate", ignore_errors=True)
+        (tmp_path / "my-gate.answers.jsonl").unlink(missing_ok=True)
+        direct = Model(lambda question, seed: says_what_it_knows(question).text, name)
+        found = tuned(tmp_path, "default", direct=direct, options={"proxy": None, **options})
+        prior = load_gate(str(found.folder)).gate._prior
+        assert (prior.llm_name, prior.ability is None) == (llm, not llm)
 
 
 def test_a_question_in_other_punctuation_is_not_tuned_on_twice(tmp_path, prior):

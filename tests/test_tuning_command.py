@@ -162,3 +162,21 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(work, line, says, command, fa
     assert stopped.called, (done.output, done.exception)
     assert re.search(f"Stopped. .*(kept|written).* {re.escape(says)}", done.output.replace("\n", " "))
     assert done.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("collect --questions {q} --closed-book --llm {url} --model m --judge nosuch --out o", "'nosuch'"),
+        ("tune --questions {q} --llm {url} --model m --index nowhere --judge nosuch --out o", "'nowhere'"),
+        ("ask --index nowhere --llm nosuch q", "'nowhere'"),
+    ],
+)
+def test_inputs_are_checked_before_anything_is_asked_or_downloaded(line, said, fake, tmp_path, monkeypatch):
+    """Regressions: a judge was looked for after all LLM calls; an LLM was downloaded, and the index did not exist."""
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    url = fake(lambda body: asked.append(body) or answer()).url
+    done = rgate(*line.format(q=write(tmp_path / "q.jsonl", *questions()), url=url).split())
+    assert said in str(done.exception)
+    assert asked == []

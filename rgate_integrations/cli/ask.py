@@ -109,13 +109,13 @@ def ask(
     from rgate_integrations.models.download import resolve_model
     from rgate_integrations.models.local import shared_proxy
 
-    resolve_model(llm)  # downloads the model or raises now, rather than after a search
-    answering = shared_proxy(llm)
     loaded = load_gate(gate, proxy=proxy)
     # The demo's index is opened only when a question needs it, because building it takes minutes.
     open_once = cache(partial(open_index, index))
     if index is not None:
         open_once()
+    resolve_model(llm)  # downloads the model or raises now, rather than after a search
+    answering = shared_proxy(llm)
     # Load the models, so that loading does not count as the first question's time.
     loaded.decide(WARM_UP)
     answering.truncate(WARM_UP, 1)

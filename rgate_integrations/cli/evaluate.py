@@ -25,6 +25,7 @@ from rgate_integrations.cli.terminal import (
     GateName,
     IndexFolder,
     Judge,
+    JudgedName,
     MaxLossOption,
     ModelOnServer,
     PassageCount,
@@ -87,6 +88,7 @@ def collect(
     check_output(out, questions)
     to_ask = read_questions(questions, gold=True)
     passages = None if closed_book else open_index(index)
+    judging = open_judge(judge, _CONCURRENCY, thinking_tokens)
     answering = open_llm(llm, model, _CONCURRENCY, request_options(think, extra_body, thinking_tokens))
     with progress_bar(f"asking {llm}", stopped=KEPT_ANSWERS) as report_progress:
         run(
@@ -96,7 +98,7 @@ def collect(
             index=passages,
             k=k,
             tokens=answer_tokens,
-            judge=open_judge(judge, _CONCURRENCY, thinking_tokens),
+            judge=judging,
             progress=report_progress,
         )
     # The file may have questions of earlier runs.
@@ -114,6 +116,7 @@ def evaluate(
     gate: GateName = DEFAULT_GATE,
     draft: JudgedDraft = "proxy",
     proxy: ProxyName = None,
+    llm_name: JudgedName = "",
     corpus: CorpusFolders = None,
     latency: Annotated[
         tuple[float, float] | None,
@@ -142,7 +145,7 @@ def evaluate(
     if out is not None:
         check_output(out, *data)
     examples = all_examples(read_paired(data))
-    loaded = _load_judged(gate, draft, proxy, corpus)
+    loaded = _load_judged(gate, draft, proxy, llm_name, corpus)
     with progress_bar("asking the gate", stopped=NOT_WRITTEN) as report_progress:
         result, judged = run(loaded, examples, name=gate, draft=draft, progress=report_progress)
     measured = [*result["sets"].items(), ("pooled", result["pooled"])]  # a set may have this name, too
@@ -228,6 +231,7 @@ def calibrate(
     max_loss: MaxLossOption = None,
     budget: BudgetOption = None,
     proxy: ProxyName = None,
+    llm_name: JudgedName = "",
 ) -> None:
     """Calibrate P(known), choose a threshold that keeps to --max-loss or --budget, and save the gate.
 
@@ -242,7 +246,7 @@ def calibrate(
     policy = make_policy(max_loss, budget) or DEFAULT_POLICY
     check_gate_output(out, *data, gate, proxy)
     files = read_paired(data)
-    loaded = _load_judged(gate, draft, proxy)
+    loaded = _load_judged(gate, draft, proxy, llm_name)
     with progress_bar("asking the gate", stopped=NOT_WRITTEN) as report_progress:
         calibration = run(loaded, files, policy, progress=report_progress, draft=draft)
     save_gate(saved_gate(calibration.gate.gate, calibration.provenance), out)
@@ -253,19 +257,19 @@ def calibrate(
         f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
     )
     if facts["repeated"]:
-        say(f"{facts['repeated']} repeated questions were left out.")
+        say(f"{facts['repeated']} repeated questions were left out; of each, the first line counts.")
     say_saved(out)
 
 
 def _load_judged(
-    name: str, draft: str, proxy: str | None, corpus: Sequence[Path] | None = None
+    name: str, draft: str, proxy: str | None, llm_name: str, corpus: Sequence[Path] | None = None
 ) -> DecisionEngine:
     """Return the gate to evaluate or calibrate; ``"default"`` means the shipped gate for this kind of draft."""
     from rgate_integrations.engine.loading import DEFAULT_GATES, load_gate
 
     if name == DEFAULT_GATE:
         name = DEFAULT_GATES[draft]
-    return load_gate(name, proxy=proxy, corpus=corpus or None)
+    return load_gate(name, proxy=proxy, llm_name=llm_name, corpus=corpus or None)
 
 
 def report(
@@ -303,8 +307,10 @@ def monitor(
         hint="Make the gate with rgate tune or rgate calibrate.",
     )
     logged = []
+    has_p_known = False
     for record in read_records(log, hint="Remove the line if its writing was interrupted."):
         p_known = record.optional_number("p_known")
+        has_p_known = has_p_known or p_known is not None
         if p_known is not None and not 0 <= p_known <= 1:
             raise record.error("p_known is not in [0, 1]")
         if other := _describe_other_gate(record.fields, saved):
@@ -318,6 +324,10 @@ def monitor(
             )
         if p_known is not None and is_judged(p_known, *map(record.fields.get, ("override", "error"))):
             logged.append(p_known)
+    if not has_p_known:
+        raise DataFormatError(
+            f"No line of {str(log)!r} has p_known.", hint="Log decisions, as rgate decide --json prints them."
+        )
     scores = calibration.numbers("scores")
     n = calibration.optional_number("scored") or calibration.optional_number("n") or len(scores)
     drift = measure_drift(scores, n, logged, saved.threshold)

@@ -220,12 +220,18 @@ def open_llm(
 def open_judge(judge: str | None, concurrency: int, thinking_tokens: int) -> LanguageModel | None:
     """Return the model that judges answers, from ``NAME``, ``PROVIDER:NAME`` or ``NAME@URL``; None without a judge.
 
-    Raises the errors of `open_llm`.
+    Raises the errors of `open_llm`, and of `resolve_model` for a local model.
     """
     if judge is None:
         return None
     name, at, address = judge.partition("@http")
     llm, model = (f"http{address}", name) if at else (name, None)
+    if not at and _PROVIDER.fullmatch(name) is None:
+        from rgate_integrations.models.download import resolve_model
+
+        resolve_model(
+            name
+        )  # downloads the model or raises now, rather than after the calls of the answering LLM
     return open_llm(llm, model, concurrency, request_options("as-is", "{}", thinking_tokens), key=JUDGE_KEY)
 
 

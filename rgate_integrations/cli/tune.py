@@ -21,6 +21,7 @@ from rgate_integrations.cli.terminal import (
     Data,
     ExtraBody,
     Judge,
+    JudgedName,
     MaxLossOption,
     ModelOnServer,
     PassageCount,
@@ -55,6 +56,12 @@ Labelling = Annotated[
     ),
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="Number of concurrent LLM calls.")]
+NumSamples = Annotated[
+    int, typer.Option(min=0, help="Answers to sample per question; the label is the share of right ones.")
+]
+TrainedProxy = Annotated[
+    str, typer.Option("--proxy", help="Model that the gate reads: name (rgate download), folder or Hub id.")
+]
 MaxQuestions = Annotated[int | None, typer.Option(min=1, help="Ask only this many, drawn at random.")]
 Update = Annotated[
     bool,
@@ -93,9 +100,7 @@ def tune(
     judge: Judge = None,
     max_questions: MaxQuestions = None,
     concurrency: Concurrency = 4,
-    num_samples: Annotated[
-        int, typer.Option(min=0, help="Answers to sample per question; the label is the share of right ones.")
-    ] = 0,
+    num_samples: NumSamples = 0,
     answer_tokens: AnswerTokens = 64,
     think: Think = "as-is",
     thinking_tokens: ThinkingTokens = 2048,
@@ -103,6 +108,7 @@ def tune(
     update: Update = False,
     yes: Annotated[bool, typer.Option("--yes", help="Call the LLM without confirmation.")] = False,
     init_from: Annotated[str, typer.Option(help="Gate that the new one corrects.")] = DEFAULT_GATE,
+    llm_name: JudgedName = "",
     corpus: CorpusFolders = None,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. If interrupted, run it again."""
@@ -113,6 +119,7 @@ def tune(
     from rgate_integrations.tuning.arms import ModelArm
 
     check_output(out, questions, index, *(corpus or ()))
+    passages = open_index(index)
     options = TuneOptions(
         policy=make_policy(max_loss, budget),
         labels=labels,
@@ -122,6 +129,7 @@ def tune(
         concurrency=concurrency,
         num_samples=num_samples,
         init_from=init_from,
+        llm_name=llm_name,
         corpus=corpus or None,
     )
     answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
@@ -130,7 +138,7 @@ def tune(
         result = run(
             questions,
             direct=direct,
-            retrieve=replace(direct, index=open_index(index), k=k),
+            retrieve=replace(direct, index=passages, k=k),
             out=out,
             options=options,
             update=update,
@@ -182,10 +190,7 @@ def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the trained gate.")],
     gate: TrainedGate = "probe",
-    model: Annotated[
-        str,
-        typer.Option("--proxy", help="Model that the gate reads: name (rgate download), folder or Hub id."),
-    ] = "smollm2-135m-instruct",
+    model: TrainedProxy = "smollm2-135m-instruct",
     draft: DraftOf = "proxy",
     label: Annotated[
         str,
@@ -233,7 +238,10 @@ def train(
         metrics = _train(gate, data, model, out, options, report, self_label=self_label).get("metrics")
     if metrics:
         areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}
-        say_table(("set", "cross-validated AUC"), [(name, f"{area:.3f}") for name, area in areas.items()])
+        say_table(
+            ("set", "cross-validated AUC"),
+            [(name, f"{area:.3f}") for name, area in areas.items() if area is not None],
+        )
     if gate == "rewriter":
         say(f"Saved. Use it as ModelRewriter(proxy, adapter={str(out)!r}).")
     else:

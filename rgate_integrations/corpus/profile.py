@@ -20,15 +20,8 @@ from rgate_integrations.corpus.sampling import Sample, collect_passages, sample_
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.errors import ConfigurationError, ProfileError, WriteError
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, EncoderProxy
+from rgate_integrations.runtime import files
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray, unit
-from rgate_integrations.runtime.files import (
-    find_folder,
-    json_text,
-    parse_json,
-    read_file,
-    read_folder,
-    write_folder,
-)
 from rgate_integrations.runtime.records import first_problem
 from rgate_integrations.runtime.segments import segments
 from rgate_integrations.runtime.text import encodable, logger
@@ -220,7 +213,7 @@ class CorpusProfile:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the profile's content."""
-        digest = hashlib.sha256(json_text(self._facts()).encode())
+        digest = hashlib.sha256(files.json_text(self._facts()).encode())
         digest.update(self.codes.tobytes())
         return digest.hexdigest()[:16]
 
@@ -317,7 +310,7 @@ class CorpusProfile:
 
         weights = save({"codes": np.ascontiguousarray(self.codes)})
         facts = self._facts() | {"weights_sha256": hashlib.sha256(weights).hexdigest()}
-        return write_folder(folder, {CONFIG: json_text(facts), WEIGHTS: weights})
+        return files.write_folder(folder, {CONFIG: files.json_text(facts), WEIGHTS: weights})
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -344,9 +337,9 @@ class CorpusProfile:
             ProfileError: The folder has no profile, or a damaged one, or one with another encoder or format.
         """
         try:
-            return read_folder(folder, lambda: cls._read(find_folder(folder)))
+            return files.read_folder(folder, lambda: cls._read(files.find_folder(folder)))
         except Exception as error:  # the folder may come from anywhere
-            if not os.path.isfile(find_folder(folder) / CONFIG):
+            if not os.path.isfile(files.find_folder(folder) / CONFIG):
                 raise ProfileError(
                     f"{str(folder)!r:.200} contains no profile.",
                     hint=f"{_MAKE_AGAIN} For the texts themselves, use CorpusProfile.from_texts(texts).",
@@ -360,11 +353,11 @@ class CorpusProfile:
     def _read(cls, root: Path) -> Self:
         from safetensors.numpy import load
 
-        facts = dict(parse_json(read_file(root / CONFIG)))
+        facts = dict(files.parse_json(files.read_file(root / CONFIG)))
         for name, ours in (("format", FORMAT), ("encoder", _ENCODER)):
             if (theirs := facts.pop(name, None)) != ours:
                 raise ValueError(f"it has the {name} {theirs!r}, but this version reads {ours!r}")
-        weights = read_file(root / WEIGHTS)
+        weights = files.read_file(root / WEIGHTS)
         if facts.pop("weights_sha256", None) != hashlib.sha256(weights).hexdigest():
             raise ValueError("its checksum does not match the recorded one")
         facts["codes"] = load(weights)["codes"]

@@ -1,7 +1,6 @@
 """The content of saved gates: the validated fields of ``gate.json``, and arrays.
 
-Gates with a LoRA adapter and calibrated gates are plain `SavedGate` objects. Heads, probes and tuned gates
-also have weights of their own.
+Gates with a LoRA adapter and calibrated gates are plain `SavedGate` objects; the others also have weights.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
-from rgate_integrations.decision import DraftSource, Finite, Threshold
+from rgate_integrations.decision import DraftSource, Finite, Probability, Threshold
 from rgate_integrations.gates.probability import sigmoids, softmax
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
@@ -61,7 +60,7 @@ class SavedGate:
         llm: Name of the LLM whose answers it was trained on; empty if not recorded.
         threshold: Default threshold, at least 0.
         prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores are meaningless.
-        parameters: Other parameters of the gate, as JSON values.
+        parameters: Other parameters of the gate (if tuned: of the prior), as JSON values.
         provenance: Its origin as JSON values: data, label, seed, recipe, metrics, versions, licence.
     """
 
@@ -148,8 +147,7 @@ class ProbeArtifact(SavedGate):
 class TunedArtifact(SavedGate):
     """A correction of another gate, the prior.
 
-    The logit of P(known) is ``slope * prior + weight · states + head · features + bias``, where ``prior`` is the
-    logit of the other gate's P(known).
+    The logit of P(known) is ``slope * prior + weight · states + head · features + bias``; ``prior`` is a logit, too.
 
     Attributes:
         slope: Factor of the prior's logit.
@@ -158,6 +156,7 @@ class TunedArtifact(SavedGate):
         head: Weights of the `draft_features` of a partial answer, float32; empty for the question alone.
         layers: The hidden states to read, as (layer, span, pooling).
         tokens: Maximum number of tokens of the partial answer to read; 0 for the question alone.
+        least_known: P(known) by the prior clearly below that of all known questions. A lower one is never raised.
     """
 
     method: Literal["tuned"] = "tuned"
@@ -167,6 +166,7 @@ class TunedArtifact(SavedGate):
     head: Weights = field(repr=False, compare=False)
     layers: tuple[PooledLayer, ...]
     tokens: Count = 0
+    least_known: Probability = 0.0
 
     def __post_init__(self) -> None:
         """Raise ValueError unless there is one weight vector per layer, and the head is a vector."""

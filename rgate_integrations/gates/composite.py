@@ -79,7 +79,9 @@ class TunedGate(TrainedGate):
 
     The logit of P(known) is ``slope * prior + w · h + v · f + bias``. Here, prior is the logit of the uncorrected
     gate's P(known); a copy of that gate is in the subfolder ``prior``. h are hidden states of the question, and f the
-    `draft_features` of a partial answer, if the gate judges one. slope, w, v and bias are fitted.
+    `draft_features` of a partial answer, if the gate judges one. slope, w, v and bias are fitted. A P(known) of the
+    uncorrected gate clearly below that of all known questions is never raised: it may be of another kind, such as
+    a private one, of which the log has none.
 
     Attributes:
         artifact: Folder made by ``rgate tune``, or a Hub id. The gate for partial answers, if any, is in the
@@ -104,7 +106,8 @@ class TunedGate(TrainedGate):
         # As an absolute path, because a missing "my-gate/prior" would be taken for a Hub id.
         folder = str(saved_folder(self.artifact).resolve() / PRIOR)
         saved = read_prior(folder)
-        self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
+        llm = self.trained.parameters
+        self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy, **llm)
 
     def answer_gate(self) -> Gate | None:
         """Return this gate if it judges partial answers, or else the gate in its subfolder ``answer-first``.
@@ -152,6 +155,8 @@ class TunedGate(TrainedGate):
         if draft is not None:
             corrected += float(draft_features(draft) @ trained.head)
         p = sigmoid(corrected)
+        if prior.p_known < trained.least_known:
+            p = min(p, prior.p_known)
         reason = f"A gate tuned on {trained.llm} reads {inputs}: known with probability {p:.2f}."
         caveat = ""
         if not trained.provenance.get("guaranteed", True) and self.threshold == trained.threshold:

@@ -7,10 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from rgate_integrations.decision import Finite, Frozen
+from rgate_integrations.decision import Finite, Frozen, Probability
 from rgate_integrations.runtime.arrays import Float64Array
 
 _EDGE = 1e-6  # keeps logits within ±14
+# Without a margin, the lowest questions of one half of a log would count as unknown by the other half.
+CLEARLY_LESS = 1.0
+"""How much lower, in logits, a score must be than those of all known questions to be of another kind."""
 
 
 class ProbabilityMap(Frozen):
@@ -20,17 +23,21 @@ class ProbabilityMap(Frozen):
         method: ``"platt"`` scales and shifts the score's logit; ``"none"`` keeps the score.
         slope: Factor of the logit, for ``"platt"``.
         intercept: Added to the scaled logit, for ``"platt"``.
+        least_known: A score clearly below those of all questions that the LLM knew. A lower one is never raised,
+            because nothing shows that the LLM knows such questions.
     """
 
     method: Literal["platt", "none"] = "none"
     slope: Finite = 1.0
     intercept: Finite = 0.0
+    least_known: Probability = 0.0
 
     def __call__(self, p: float) -> float:
         """Return the probability for one score in [0, 1]; NaN stays NaN."""
         if self.method == "none":
             return p
-        return sigmoid(self.slope * logit(p) + self.intercept)
+        mapped = sigmoid(self.slope * logit(p) + self.intercept)
+        return min(mapped, p) if p < self.least_known else mapped
 
 
 def sigmoid(logit: float) -> float:

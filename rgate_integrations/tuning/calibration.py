@@ -3,7 +3,7 @@
 The guarantees of `Budget` and `MaxLoss` hold with the stated confidence over the random choice of calibration
 questions, for new questions from the same source. Both test thresholds in a fixed order and stop at the first that
 fails (fixed sequence testing), which needs no correction for the number of thresholds: Angelopoulos et al. 2021,
-"Learn then Test", proposition 3 and section 2.3.
+"Learn then Test", proposition 3 and section 2.3. `MaxLoss` has two starting points, which share its level.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, needs
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.composite import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
-from rgate_integrations.gates.probability import ProbabilityMap, logits, sigmoids
+from rgate_integrations.gates.probability import (
+    CLEARLY_LESS,
+    ProbabilityMap,
+    logit,
+    logits,
+    sigmoid,
+    sigmoids,
+)
 from rgate_integrations.gates.registry import asks_server
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, no_progress
@@ -48,6 +55,10 @@ LEAST = 20
 # Evenly spaced both in probability and in logits, because many scores are close to 0 or 1.
 GRID = np.unique(np.concatenate([np.linspace(0, 1, 401), sigmoids(np.linspace(-12, 12, 97))]))
 """The candidate thresholds, in ascending order. Fixed sequence testing requires that they not depend on the data."""
+
+
+# A larger share would need more questions if few are known: with this one, 185 without a loss instead of 173.
+_LEVEL_OF_ZERO = 0.2
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,9 @@ class MaxLoss:
     Accuracy is the share of questions whose answer is labelled right.
 
     The loss of a question is 1 if it is skipped and only the answer with retrieval is right, -1 if it is skipped and
-    only the answer without retrieval is right, and 0 otherwise. Thresholds are tested from the highest downward. For
+    only the answer without retrieval is right, and 0 otherwise. First, with a fifth of the significance level, the
+    threshold 0, which skips everything: it may be shown to be safe where a high one, which skips next to nothing, is
+    not. If it fails, thresholds are tested from the highest downward, with the rest of the level (Bonferroni). For
     each, the hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024,
     "Estimating means of bounded random variables by betting", section 4), which is valid for any number of questions
     and needs fewer of them if the arms rarely differ.
@@ -168,8 +181,8 @@ class MaxLoss:
         Of those that decide alike about these questions, the highest is chosen. So requests that are less known than
         all of them, such as private ones, retrieve, even if the LLM needs no passages for any question of the log.
 
-        If no threshold that skips a question does so, or no more than the share ``loss`` of the questions has a right
-        answer, choose `ALWAYS`, which skips none and has no guarantee.
+        If the tests show that of no threshold that skips a question, or no more than the share ``loss`` of the
+        questions has a right answer, choose `ALWAYS`, which skips none and has no guarantee.
 
         Args:
             p: See `policy_scores`, shape (n,).
@@ -185,10 +198,14 @@ class MaxLoss:
         right = float((closed_book | rag).mean())
         # If hardly any answer is right, nothing can be lost, and a gate that skips everything would pass. Such labels
         # are wrong: gold answers may be whole sentences, which no answer contains.
-        for candidate in GRID[::-1] if right > self.loss else ():
-            if betting_p_value(np.where(p >= candidate, gain, 0.0), self.loss, level) > level:
-                break
-            threshold = float(candidate)
+        is_plausible = right > self.loss
+        if is_plausible and self._passes(p, gain, 0.0, _LEVEL_OF_ZERO * level):
+            threshold = 0.0
+        elif is_plausible:
+            for candidate in map(float, GRID[::-1]):
+                if not self._passes(p, gain, candidate, (1 - _LEVEL_OF_ZERO) * level):
+                    break
+                threshold = candidate
         skipped = p >= threshold
         facts = {
             "n": n,
@@ -197,8 +214,8 @@ class MaxLoss:
         }
         if not skipped.any():
             why = (
-                f"With n = {n}, no threshold that skips anything guarantees a loss of at most {100 * self.loss:g}% "
-                f"with confidence {100 * self.confidence:g}%"
+                f"With n = {n}, no threshold that skips anything was shown to lose at most {100 * self.loss:g} "
+                f"points of accuracy with confidence {100 * self.confidence:g}%"
             )
             if right <= self.loss:
                 why = f"By the labels, only {right:.1%} of the questions have a right answer, with retrieval or not"
@@ -211,6 +228,10 @@ class MaxLoss:
             True,
             facts,
         )
+
+    def _passes(self, p: Float64Array, gain: Float64Array, threshold: float, level: float) -> bool:
+        """Return whether a test at this level shows that the threshold loses at most ``loss``."""
+        return betting_p_value(np.where(p >= threshold, gain, 0.0), self.loss, level) <= level
 
 
 def policy_scores(p: Float64Array, decisions: Sequence[Decision]) -> Float64Array:
@@ -376,7 +397,7 @@ def calibrate(
         "ece_before": round(expected_calibration_error(p_known[choose][kept], held_out.closed_book[kept]), 4),
         "ece": round(expected_calibration_error(probabilities[kept], held_out.closed_book[kept]), 4),
         "draft": draft,
-        "repeated": len(labelled) - len(examples),
+        "repeated": len(labelled) - len(examples) + sum(file.repeated for file in files),
         "data": list(map(DataFile.as_provenance, files)),
     }
     calibrated = CalibratedGate(
@@ -436,7 +457,7 @@ def _check_savable(gate: Decider) -> DecisionEngine:
 def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
     """Return a map from scores to probabilities, fitted by Platt scaling.
 
-    A higher score never gets a lower probability.
+    A higher score never gets a lower probability. One clearly below all known ones is never raised.
 
     Args:
         p: Scores in [0, 1], shape (n,).
@@ -452,6 +473,12 @@ def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
         from sklearn.linear_model import LogisticRegression
     # Hardly any regularisation, because the model has only two parameters.
     fitted = LogisticRegression(C=1e4).fit(logits(p)[:, None], known)
-    # A negative slope would reverse the order of the scores.
-    slope = max(float(fitted.coef_[0, 0]), 0.0)
-    return ProbabilityMap(method="platt", slope=slope, intercept=float(fitted.intercept_[0]))
+    slope, intercept = float(fitted.coef_[0, 0]), float(fitted.intercept_[0])
+    if slope < 0:  # it would reverse the order of the scores
+        slope, intercept = 0.0, logit(float(known.mean()))
+    return ProbabilityMap(
+        method="platt",
+        slope=slope,
+        intercept=intercept,
+        least_known=sigmoid(logit(p[known].min()) - CLEARLY_LESS),
+    )

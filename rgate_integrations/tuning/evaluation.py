@@ -408,9 +408,10 @@ def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) ->
     """Return AUCs of held-out scores for a model card.
 
     ``auc`` maps the name of each data set to its AUC, without sets whose labels are all the same. ``auc_mean`` is the
-    mean of these, and ``auc_pooled`` the AUC of all questions together; both are NaN if undefined.
+    mean of these, or None without any, and ``auc_pooled`` the AUC of all questions together.
     """
     names = np.asarray(sets)
     areas = {name: auc(scores[names == name], known[names == name]) for name in dict.fromkeys(sets)}
     areas = {name: area for name, area in areas.items() if not math.isnan(area)}
-    return {"auc": areas, "auc_mean": float(np.mean(list(areas.values()))), "auc_pooled": auc(scores, known)}
+    mean = float(np.mean(list(areas.values()))) if areas else None  # JSON has no NaN
+    return {"auc": areas, "auc_mean": mean, "auc_pooled": auc(scores, known)}

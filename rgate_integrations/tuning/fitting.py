@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -15,13 +15,14 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.composite import draft_features
 from rgate_integrations.gates.corpus import CorpusGate
-from rgate_integrations.gates.probability import logits, sigmoids
+from rgate_integrations.gates.probability import CLEARLY_LESS, logits, sigmoid, sigmoids
 from rgate_integrations.models.base import HasStates, PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.tuning.calibration import (
     LEAST,
+    Budget,
     Policy,
     ThresholdChoice,
     describe_choice,
@@ -41,12 +42,14 @@ class Readings:
         states: Hidden states, shape (n, layers, hidden size).
         layers: The layers of these states, and how they are pooled.
         proxy: The model whose states they are.
+        llm: The parameters by which the prior is adjusted to an LLM, as JSON values; empty if it has none.
     """
 
     decisions: tuple[Decision, ...]
     states: Float32Array
     layers: tuple[PooledLayer, ...]
     proxy: HasStates
+    llm: dict[str, Any] = field(default_factory=dict)
 
     @property
     def prior(self) -> Float64Array:
@@ -104,7 +107,11 @@ def make_readings(gate: DecisionEngine, questions: Sequence[str], progress: Prog
             decided = list(map(_with_coverage, decided, strict.decide_batch(chunk)))
         decisions += decided
         states += [hidden.states for hidden in read_states(proxy, ANSWER, values, None, layers)]
-    return Readings(tuple(decisions), np.stack(states), layers, proxy)
+    config = without.gate.config()
+    llm: dict[str, Any] = {
+        name: config[name] for name in ("llm_name", "llm_name_source", "ability") if name in config
+    }
+    return Readings(tuple(decisions), np.stack(states), layers, proxy, llm)
 
 
 def _with_coverage(decision: Decision, covered: Decision) -> Decision:
@@ -207,6 +214,8 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
         bias=float(bias - basis.mean @ weight),
         weight=weight.reshape(readings.states.shape[1:]).astype(np.float32),
         head=head.astype(np.float32),
+        least_known=sigmoid(correction.least_known),
+        parameters=readings.llm,
         layers=readings.layers,
         base_model=readings.proxy.name,
         fingerprint=readings.proxy.fingerprint,
@@ -217,6 +226,10 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 def _choose(policy: Policy, scores: Float64Array, known: BoolArray, rag: BoolArray) -> ThresholdChoice:
     """Choose a threshold; without a guarantee, say how many questions would be enough, estimated by resampling."""
     choice = policy.choose(scores, known, rag)
+    if choice.guaranteed and isinstance(policy, Budget):
+        # Scores of the folds' fits are spread a little differently; a loss hardly changes by that, a rate does.
+        note = "That is by fits to a part of the log; the rate of the gate, fitted to all of it, may differ."
+        return replace(choice, guarantee=f"{choice.guarantee} {note}")
     if choice.guaranteed:
         return choice
     required = (
@@ -328,14 +341,18 @@ class Correction:
     Attributes:
         weights: One weight per column of `Table.columns`. The weighted sum of the columns is added to the logit.
         strength: The chosen shrinkage of the weights of the hidden states' components.
+        least_known: Logit of the prior clearly below those of all known questions. A lower one is never raised.
     """
 
     weights: Float64Array
     strength: float
+    least_known: float
 
     def __call__(self, table: Table) -> Float64Array:
         """Return the corrected logit of each question, shape (n,)."""
-        return table.prior + table.columns @ self.weights
+        corrected = table.prior + table.columns @ self.weights
+        # Nothing shows that the LLM knows such questions, and they may be of a kind that the log lacks.
+        return np.where(table.prior < self.least_known, np.minimum(corrected, table.prior), corrected)
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:
@@ -393,7 +410,8 @@ def _fit(table: Table, strength: float, head_strength: float) -> Correction:
     scale[1 + components : -1] = table.features.std(axis=0) + _TINY
     weights = ridge_logistic((table.columns - mean) / scale, table.target, penalty, table.prior) / scale
     weights[-1] -= weights @ mean
-    return Correction(weights, strength)
+    # If a fold has no known question, no logit is raised.
+    return Correction(weights, strength, table.prior[table.known].min(initial=np.inf) - CLEARLY_LESS)
 
 
 def ridge_logistic(

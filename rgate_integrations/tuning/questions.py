@@ -184,15 +184,17 @@ class DataFile:
     Attributes:
         name: Name of the file, without folders.
         sha256: Checksum of the file.
-        examples: Its questions with their labels; `read_examples` leaves out repetitions.
+        examples: Its questions with their labels, without repetitions.
+        repeated: Number of its lines that `read_paired` left out as repetitions.
     """
 
     name: str
     sha256: str
     examples: tuple[Example, ...]
+    repeated: int = 0
 
     @classmethod
-    def from_examples(cls, path: Path, examples: Sequence[Example]) -> DataFile:
+    def from_examples(cls, path: Path, examples: Sequence[Example], repeated: int = 0) -> DataFile:
         """Return a `DataFile` of the examples read from a path.
 
         Raises:
@@ -203,7 +205,8 @@ class DataFile:
                 f"{path} has no questions, or earlier files have them all.",
                 hint="Add questions, or leave this file out.",
             )
-        return cls(path.name, hashlib.sha256(expand(path).read_bytes()).hexdigest(), tuple(examples))
+        digest = hashlib.sha256(expand(path).read_bytes()).hexdigest()
+        return cls(path.name, digest, tuple(examples), repeated)
 
     def as_provenance(self) -> dict[str, Any]:
         """Return name, checksum, number of questions and share of known ones, as JSON values."""
@@ -317,11 +320,13 @@ def read_paired(paths: str | Path | Sequence[str | Path]) -> list[DataFile]:
     files: list[DataFile] = []
     for path in as_paths(paths):
         examples: dict[tuple[str, str], Example] = {}
+        lines = 0
         for record, question in _read_file(path, 'Each line needs "question" and the labels of both arms.'):
+            lines += 1
             known = _is_right(record, question, "closed_book")
             example = Example(question, float(known), _is_right(record, question, "rag"))
             examples.setdefault((question.dataset, question.key), example)
-        file = DataFile.from_examples(path, list(examples.values()))
+        file = DataFile.from_examples(path, list(examples.values()), lines - len(examples))
         # Nor must a file that is given twice count twice.
         if file.sha256 in {earlier.sha256 for earlier in files}:
             raise DataFormatError(
@@ -394,6 +399,6 @@ def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[
         if question.draft is None:
             raise DataFormatError(
                 f"The question {question.text[:60]!r} has no closed_book_text (the LLM's answer without passages).",
-                hint='Add it, or use draft="proxy" or "none" (--draft).',
+                hint='Add it, or use draft="proxy" (--draft proxy).',
             )
     return [question.draft for question in questions]

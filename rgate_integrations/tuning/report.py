@@ -24,6 +24,7 @@ from rgate_integrations.tuning.questions import as_paths
 
 # A result holds every question; a larger file is not a result, or is too large for a page.
 _MAX_RESULT_BYTES = 1 << 28
+_MAX_USEFUL_RATE = 0.95
 
 
 class ReportedQuestion(BaseModel, frozen=True, allow_inf_nan=False):
@@ -90,7 +91,7 @@ there is no such gate."""
 
 
 def write_notes(labels: Labels, question: FittedGate, answer_first: FittedGate | None) -> Notes:
-    """Return sentences on each gate's guarantee, quality and savings.
+    """Return sentences on each gate's guarantee, quality and savings, and whether these make it worth using.
 
     If ``answer_first`` is None, a sentence says why there is no such gate.
     """
@@ -109,6 +110,14 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
     answered = [labels.answered[index] for index in gate.indices]
     seconds = [(answer.seconds["direct"], answer.seconds["retrieve"]) for answer in answered]
     direct, rag = np.median(seconds, axis=0)
+    conclusions = []
+    if gate.auc <= gate.auc_before:
+        conclusions.append(
+            f"No better than the gate before tuning (AUC {gate.auc:.3f}, not above {gate.auc_before:.3f}, on "
+            "held-out questions): keep that one."
+        )
+    if gate.choice.guaranteed and rate > _MAX_USEFUL_RATE:
+        conclusions.append(f"Retrieving for {rate:.1%}, this gate saves next to nothing.")
     return [
         gate.choice.guarantee,
         f"Threshold {gate.choice.threshold:.3f}: retrieves for {rate:.1%}.",
@@ -116,6 +125,7 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
         f"(n = {len(gate.p)}).",
         f"Takes {rate * rag + (1 - rate) * direct:.3g} s per question (measured median, without the gate's own time) "
         f"instead of {rag:.3g} s with retrieval for every question.",
+        *conclusions,
     ]
 
 

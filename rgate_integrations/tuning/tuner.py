@@ -15,6 +15,7 @@ from rgate_integrations.decision import valid_choice, valid_count
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import DEFAULT_GATE, Corpus, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.gates.ability import resolve_ability
 from rgate_integrations.gates.folder import (
     ANSWER_FIRST,
     CARD,
@@ -28,7 +29,7 @@ from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.files import check_output, expand, find_folder, locked, write_folder
-from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
+from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, describe_thinking, sampling_arms
 from rgate_integrations.tuning.calibration import DEFAULT_POLICY, LEAST, Policy, check_policy
 from rgate_integrations.tuning.collection import (
     Answers,
@@ -72,6 +73,8 @@ class TuneOptions:
         seed: Seed of the drawn questions and of the fit; the samples do not depend on it.
         init_from: The gate that tuning corrects, the prior: a shipped gate's name, a folder, or a Hub id. Its method
             must be ``"heads"``, as the default gate's is, or ``"probe"``.
+        llm_name: The LLM whose knowledge that gate judges, see `load_gate`; empty for the name of ``direct``, if that
+            is a model whose name is known.
         proxy: The proxy model, instead of that gate's own.
         corpus: The corpora whose coverage the report shows, see `load_gate`. They are not saved with the gate: pass
             them to `load_gate` again.
@@ -91,6 +94,7 @@ class TuneOptions:
     num_samples: int = 0
     seed: int = 0
     init_from: str = DEFAULT_GATE
+    llm_name: str = ""
     proxy: Proxy | str | None = None
     corpus: Corpus | None = None
 
@@ -185,8 +189,7 @@ def tune(
     folder = expand(out)
     # Check the prior and the folder first, so that errors are raised before any LLM call is paid for.
     read_prior(options.init_from)
-    gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
-    require_states(gate.get_proxy())
+    gate = _load_prior(options, as_arm(direct, "direct"))
     next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
     options = _check_replaceable(folder, update, questions, options)
     arms: dict[ArmName, Arm] = {"direct": as_arm(direct, "direct"), "retrieve": as_arm(retrieve, "retrieve")}
@@ -199,6 +202,14 @@ def tune(
             before(len(to_ask), answers.count_missing(to_ask))
         failed = answers.ask(to_ask, concurrency=options.concurrency, progress=progress)
         return _fit_and_write(answers, gate, folder, failed, options, progress)
+
+
+def _load_prior(options: TuneOptions, direct: Arm) -> DecisionEngine:
+    """Return the gate to be corrected. It judges the LLM of the options, or else that of the arm if it is known."""
+    gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus, llm_name=options.llm_name)
+    require_states(gate.get_proxy())
+    is_known = isinstance(direct, ModelArm) and not resolve_ability(direct.name, folders=False)[1]
+    return gate.for_llm(direct.name, "the LLM that answers") if is_known else gate
 
 
 def _draw(source: Questions, options: TuneOptions) -> list[Question]:
