@@ -315,7 +315,7 @@ def test_a_profile_that_is_replaced_while_it_is_read_is_the_new_one(fake, tmp_pa
             replacing.pop().save(folder)
         return content
 
-    monkeypatch.setattr(profile_module, "read_file", read)
+    monkeypatch.setattr(profile_module.files, "read_file", read)
     assert CorpusProfile.load(folder).name == "new"
 
 

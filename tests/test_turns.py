@@ -160,7 +160,7 @@ PLANTS = ("What is photosynthesis?", "Plants turn light, water and carbon dioxid
 @pytest.mark.parametrize(
     ("turns", "message", "retrieves"),
     [
-        (LIST, "and back?", True),
+        (LIST, "and on the 7th?", True),
         (LIST, "and for two?", True),
         (LIST, "Thanks!", False),
         (LIST, "As a table, please.", False),

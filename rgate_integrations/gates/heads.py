@@ -64,6 +64,9 @@ _MIN_P_KNOWN_IF_UNCLEAR = 0.9
 # declined it", for a remark about these. So a message that would skip, and is long enough to be complete, is also
 # judged without the earlier turns: below this P(known), even if the LLM knew the fact, it retrieves.
 _MAX_P_KNOWN_IF_ALONE_CLEAR = 0.05
+# A message that seems self-contained, such as "and for two?" after a list of prices, only follows on the question
+# before it if both have a lower P(known) than this; one with at least this logit, such as "Thanks!", never does.
+_MAX_P_KNOWN_IF_SELF_CONTAINED, _CLEARLY_SELF_CONTAINED = 0.1, 2.0
 # Shorter follow-ups, such as "What else did she do?", seem to need passages if they are judged alone.
 _MIN_WORDS_ALONE = 7
 
@@ -184,7 +187,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         closer: Specs = ()
         p_if_known = p_answered(trained.segments.kinds, shares, np.ones(1)).min()
         if evidence.request.history and p_if_known >= _MIN_P_KNOWN_IF_UNCLEAR:
-            is_open = self.self_contained_logits(evidence).min() <= 0
+            is_open = self.self_contained_logits(evidence).min() < _CLEARLY_SELF_CONTAINED
             if is_open or count_words(evidence.question) >= _MIN_WORDS_ALONE:
                 closer = self._encoder_specs("message")[1:]
             if is_open and any(user_turns(evidence.request.history)):
@@ -254,7 +257,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
                 return "Needs passages by itself, whatever the earlier turns are about."
         if before[1] in evidence.pieces:
             p = max(self._p_by_encoder(evidence, specs) for specs in (message, before))
-            if p < (self.threshold if evidence.request.threshold is None else evidence.request.threshold):
+            threshold = self.threshold if evidence.request.threshold is None else evidence.request.threshold
+            if self.self_contained_logits(evidence).min() > 0:
+                threshold = min(threshold, _MAX_P_KNOWN_IF_SELF_CONTAINED)
+            if p < threshold:
                 return "Follows on a question that needs passages."
         return ""
 
