@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from rgate_integrations import Request
-from rgate_integrations.runtime.segments import count_words, layout, segments, shorten_turn
+from rgate_integrations import Request, load_gate
+from rgate_integrations.runtime.segments import count_words, layout, segments, shorten_turn, split_joined
 
 EASY = "What is 2 + 2?"
 HARD = "Where was Aarno Maliniemi born?"
@@ -200,3 +200,43 @@ LONG = f"{TWENTY.strip()}. {'And it rained. ' * 20}"
 )
 def test_of_a_long_turn_the_beginning_is_read_and_what_it_asks_at_its_end(turn, kept):
     assert shorten_turn(turn) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("Sort 3, 1 and tell me who approved it.", ["Sort 3, 1", "tell me who approved it."]),
+        ("What is DNS and where do we run ours?", ["What is DNS", "where do we run ours?"]),
+        ("Was ist DNS und wo läuft unserer denn?", ["Was ist DNS", "wo läuft unserer denn?"]),
+        ("¿Qué es DNS y cuándo caduca el nuestro?", ["¿Qué es DNS", "cuándo caduca el nuestro?"]),
+        (
+            "Qu'est-ce que le DNS et quand expire le nôtre ?",
+            ["Qu'est-ce que le DNS", "quand expire le nôtre ?"],
+        ),
+        ("Who wrote Faust and Egmont?", ["Who wrote Faust and Egmont?"]),
+        ("Who did it and how?", ["Who did it and how?"]),
+        ('Correct "Come and tell me who it was".', ['Correct "Come and tell me who it was".']),
+        ("Correct:\nCome and tell me who it was.", ["Correct:", "Come and tell me who it was."]),
+        ("a" * 600 + " and tell me who it was", ["a" * 600 + " and tell me who it was"]),
+    ],
+)
+def test_requests_that_a_line_joins(text, parts):
+    assert split_joined(text).split("\n") == parts
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("question", "retrieves"),
+    [
+        ("Sort these numbers: 3, 1, 2, and tell me who approved invoice 8812.", True),
+        ("How many days are in a leap year and how many vacation days do I get?", True),
+        ("Wie heißt die Hauptstadt von Peru, und wie lautet unsere WLAN-Kennung?", True),
+        ("What is the capital of France and how many people live there?", False),
+        ("Sort these numbers: 3, 1, 2, and tell me which one is the largest.", False),
+    ],
+)
+def test_of_requests_that_a_line_joins_each_counts(question, retrieves):
+    """Regression: beside a task or common knowledge, a private request in the same sentence was skipped."""
+    decision = load_gate(llm_name="gpt-4o").decide(question)
+    assert decision.retrieve == retrieves
+    assert (decision.override is not None) <= ("needs passages by itself" in decision.reason)

@@ -32,6 +32,7 @@ from rgate_integrations.runtime.segments import (
     count_words,
     lists_questions,
     segments,
+    split_joined,
     user_turns,
 )
 from rgate_integrations.runtime.text import detect_encoding
@@ -67,6 +68,8 @@ _MAX_P_KNOWN_IF_ALONE_CLEAR = 0.05
 # A message that seems self-contained, such as "and for two?" after a list of prices, only follows on the question
 # before it if both have a lower P(known) than this; one with at least this logit, such as "Thanks!", never does.
 _MAX_P_KNOWN_IF_SELF_CONTAINED, _CLEARLY_SELF_CONTAINED = 0.1, 2.0
+# One of several requests in a line retrieves below this P(known); beside others, each is understood less well.
+_MAX_P_KNOWN_OF_PART = 0.4
 # Shorter follow-ups, such as "What else did she do?", seem to need passages if they are judged alone.
 _MIN_WORDS_ALONE = 7
 
@@ -181,6 +184,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         the highest P(the LLM knows the fact) that `margin` allows; and for one of a single segment that asks for no
         fact, and whose P(known) is close to the threshold. A message that may skip because of the turns before it
         also needs its kinds without these turns and, unless it is self-contained, those of the user's message before.
+        A line that may skip and joins several requests also needs the kinds of each.
         """
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
@@ -192,15 +196,19 @@ class HeadsGate(TrainedGate, NamedLLMGate):
                 closer = self._encoder_specs("message")[1:]
             if is_open and any(user_turns(evidence.request.history)):
                 closer += self._encoder_specs("before")[1:]
-        if not trained.english.detect(states.whole[None])[0]:
-            return closer
-        logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
-        threshold = self.threshold if evidence.request.threshold is None else evidence.request.threshold
-        alone = not states.in_context
-        may_change = may_reader_change(
-            trained.segments.kinds, shares, logit_known, threshold, self.margin, alone=alone
-        )
-        return (*closer, self._reader_spec) if may_change else closer
+        threshold = self._threshold(evidence)
+        may_change = False
+        if trained.english.detect(states.whole[None])[0]:
+            logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
+            alone = not states.in_context
+            may_change = may_reader_change(
+                trained.segments.kinds, shares, logit_known, threshold, self.margin, alone=alone
+            )
+            closer += (self._reader_spec,) * may_change
+        may_skip = may_change or p_if_known >= threshold
+        if may_skip and split_joined(evidence.question) != evidence.question:
+            closer += self._encoder_specs("parts")[1:]
+        return closer
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the kinds of the segments, and by the probability that the LLM knows the fact."""
@@ -233,6 +241,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if own_matter is not None and not evidence.truncated:
             kind, segment = own_matter
             return score.overridden(f"{_quote(evidence, texts, segment)} {kind.about}.")
+        if need := self._find_need_in_parts(evidence):
+            return score.overridden(need)
         is_unclear = p < _MIN_P_KNOWN_IF_UNCLEAR and self.trained.romanised.detect(states.whole[None])[0]
         if is_unclear and not detect_encoding(
             evidence.question
@@ -256,24 +266,41 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             if p_if_known < _MAX_P_KNOWN_IF_ALONE_CLEAR or is_own:
                 return "Needs passages by itself, whatever the earlier turns are about."
         if before[1] in evidence.pieces:
-            p = max(self._p_by_encoder(evidence, specs) for specs in (message, before))
-            threshold = self.threshold if evidence.request.threshold is None else evidence.request.threshold
+            p = max(self._p_by_encoder(evidence, specs).min() for specs in (message, before))
+            threshold = self._threshold(evidence)
             if self.self_contained_logits(evidence).min() > 0:
                 threshold = min(threshold, _MAX_P_KNOWN_IF_SELF_CONTAINED)
             if p < threshold:
                 return "Follows on a question that needs passages."
         return ""
 
-    def _p_by_encoder(self, evidence: Evidence, specs: Specs) -> float:
-        """Return P(known) of what these specs of `_encoder_specs` read, without the reader; 0 for an own matter."""
+    def _find_need_in_parts(self, evidence: Evidence) -> str:
+        """Return which of the requests that a line joins needs passages, as a sentence; "" if none clearly does."""
+        specs = self._encoder_specs("parts")
+        if specs[1] not in evidence.pieces:
+            return ""
+        p = self._p_by_encoder(evidence, specs)
+        needy = int(np.argmin(p))
+        if p[needy] >= min(self._threshold(evidence), _MAX_P_KNOWN_OF_PART):
+            return ""
+        return f"{_quote(evidence, evidence[specs[0]].texts, needy)} needs passages by itself."
+
+    def _threshold(self, evidence: Evidence) -> float:
+        return self.threshold if evidence.request.threshold is None else evidence.request.threshold
+
+    def _p_by_encoder(self, evidence: Evidence, specs: Specs) -> Float64Array:
+        """Return P(known) of each segment that these specs of `_encoder_specs` read, without the reader.
+
+        If one is about an own matter, all are 0.
+        """
         states, shares = [evidence[spec] for spec in specs]
         if self.trained.find_own_matter(states.whole, states.segments) is not None:
-            return 0.0
+            return np.zeros(len(shares))
         theta, sd = self._ability
         if not self.trained.english.detect(states.whole[None])[0]:
             theta += _FOREIGN_PENALTY
         known = self.trained.first_facts.p_fact_known(states.whole[None], theta, sd)
-        return float(p_answered(self.trained.segments.kinds, shares, known).min())
+        return p_answered(self.trained.segments.kinds, shares, known)
 
     def p_kinds(self, evidence: Evidence, *names: str) -> Float64Array:
         """Return P(the segment is of one of these kinds) for each segment, shape (segments,)."""

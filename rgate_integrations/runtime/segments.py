@@ -21,6 +21,21 @@ LAYOUT = 11
 
 QUESTION_MARKS = ("?", "？", "؟")
 """Question marks: Latin, full-width and Arabic."""
+# Quoted text, to keep; or a conjunction before a verb or question word that begins a request of at least four words:
+# English, German, Dutch, French, Spanish, Italian and Portuguese.
+_JOINED = re.compile(
+    r"""("[^"]*"|“[^”]*”|«[^»]*»|„[^“]*“)"""
+    r"|,?\s+(?:(?:and|then|&)\s+(?:(?:also|then|please)\s+)*(?=(?:tell|give|show|list|add|find|send|let|who|whose|what"
+    r"|when|where|which|why|how|is|are|do|does|did|can|could|will|was|were|has|have)\b(?:\s+\S+){3})"
+    r"|(?:und|en)\s+(?=(?:sag|sage|nenne?|gib|zeige?|wer|wessen|was|wann|wo|welche\w*|warum|wie|wieviel\w*|ist|sind|hat|kann"
+    r"|zeg|geef|noem|toon|wie|wat|wanneer|waar|welke?|waarom|hoe|hoeveel)\b(?:\s+\S+){3})"
+    r"|et\s+(?=(?:dis|donne|montre|qui|que|quand|où|quel\w*|pourquoi|comment|combien|est-ce)\b(?:\s+\S+){3})"
+    r"|[ye]\s+(?=(?:dime|dame|muéstrame|quién|qué|cuándo|dónde|cuál\w*|cómo|cuánt\w+|por qué"
+    r"|dimmi|dammi|mostrami|chi|che|quando|dove|quale?|come|quant\w+|perché"
+    r"|me diga|diga|quem|quando|onde|qual|quais|como|por que)\b(?:\s+\S+){3}))",
+    re.IGNORECASE,
+)
+_MAX_JOINED_CHARS = 500
 USER, ASSISTANT = "user: ", "assistant: "
 """How the turns of a history begin."""
 
@@ -115,6 +130,19 @@ def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> lis
         if words:
             lines.append([*line_segments, " ".join(words[begin:])])
     return lines
+
+
+def split_joined(text: str) -> str:
+    r"""Return a line that joins requests by words such as "and tell me" with a line feed between these; others as is.
+
+    >>> split_joined("Sort 3, 1, 2, and tell me who approved invoice 12.")
+    'Sort 3, 1, 2\ntell me who approved invoice 12.'
+    >>> split_joined("Who wrote Faust and Egmont?")
+    'Who wrote Faust and Egmont?'
+    """
+    if "\n" in text or len(text) > _MAX_JOINED_CHARS:
+        return text
+    return _JOINED.sub(lambda match: match[1] or "\n", text)
 
 
 def count_questions(texts: Sequence[str]) -> int:

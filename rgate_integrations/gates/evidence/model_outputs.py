@@ -14,9 +14,16 @@ from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.segments import Segmented, count_words, layout, shorten_turn, user_turns
+from rgate_integrations.runtime.segments import (
+    Segmented,
+    count_words,
+    layout,
+    shorten_turn,
+    split_joined,
+    user_turns,
+)
 
-Scope: TypeAlias = Literal["conversation", "message", "before"]
+Scope: TypeAlias = Literal["conversation", "message", "before", "parts"]
 
 
 @dataclass(frozen=True)
@@ -163,8 +170,9 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         in_context: More states to read for each segment if the request has several segments or earlier turns; they
             follow those of `segments`.
         model: Name of the proxy model that reads; empty for the gate's own.
-        scope: What to read: the message in its ``"conversation"``, the ``"message"`` without its earlier turns, or
-            what the user said ``"before"`` it, in the conversation up to there.
+        scope: What to read: the message in its ``"conversation"``, the ``"message"`` without its earlier turns, what
+            the user said ``"before"`` it, in the conversation up to there, or the ``"parts"`` of the message in its
+            conversation, see `rgate_integrations.runtime.segments.split_joined`.
     """
 
     reads_history: ClassVar[bool] = True
@@ -208,6 +216,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         """Return the text to read, and the turns before it."""
         if self.scope == "before":
             return next(user_turns(request.history))
+        if self.scope == "parts":
+            return split_joined(request.question), request.history
         return request.question, request.history if self.scope == "conversation" else ()
 
     def _layers(self, request: Segmented) -> RequestLayers:
