@@ -41,6 +41,7 @@ OTHERS = [
     f"{CHAT}\nASSISTANT: Olga.\n\nSummarise this conversation.",
     "Chat history:\nHuman: Hi\nAI: Hello\nFollow-up: when?\nStandalone question:",
     f"{'word ' * 41}\n{CHAT}\nASSISTANT:",  # instructions and context
+    f"Which runbook covers this?\n\n{CHAT}\nASSISTANT:",
     "user: root\npassword: x\n\nWhy does this configuration fail?",
     "The user asked: is it open? The agent: no.",
     "Assistant:",

@@ -306,8 +306,9 @@ def split_transcript(text: str) -> tuple[str, tuple[str, ...]] | None:
     The turns are lines such as ``user: …`` and ``assistant: …``, as in `rgate_integrations.decision.Request`.
 
     Any other text gives None. System turns are left out. If the text ends with an empty assistant turn (``AI:``), up
-    to 40 words before the first turn are left out, too; more words give None. Without that turn, the result is None
-    if there are any such words, because they may be a task about the transcript, or if the assistant never answers.
+    to 40 words before the first turn are left out, too; more words, or a question among them, give None. Without that
+    turn, the result is None if there are any such words, because they may be a task about the transcript, or if the
+    assistant never answers.
 
     >>> split_transcript("Human: Hi!\nAI: Hello!\nHuman: When is it due?\nAI:")
     ('When is it due?', ('user: Hi!', 'assistant: Hello!'))
@@ -320,7 +321,7 @@ def split_transcript(text: str) -> tuple[str, tuple[str, ...]] | None:
     has_answer = any(role == "assistant" for role, _ in turns)
     if not turns or turns[-1][0] != "user" or len(before.split()) > _MAX_WORDS_BEFORE:
         return None
-    if not is_open and (before or not has_answer):
+    if count_questions(segments(before)) or (not is_open and (before or not has_answer)):
         return None
     return turns[-1][1], tuple(f"{role}: {words}" for role, words in turns[:-1])
 
