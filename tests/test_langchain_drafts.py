@@ -116,6 +116,8 @@ def test_an_llm_that_writes_nothing_means_no_draft_and_retrieval(call, answer, e
     judge = load_gate("ik", source="recorded", proxy=ScriptedProxy())
     decision = call(RetrievalGate(judge, llm=RunnableLambda(Mock(side_effect=[answer]))), "who?")
     assert (decision.retrieve, decision.draft, decision.error.type) == (True, None, error)
+    # Regression: a reply without an answer cost nothing. What a failed call costs is not known.
+    assert decision.cost.model_calls == (error == "NoAnswerError")
 
 
 def test_drafting_that_breaks_down_retrieves(monkeypatch):

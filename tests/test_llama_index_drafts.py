@@ -82,6 +82,7 @@ def test_an_llm_that_writes_no_answer_gives_no_draft_and_is_retrieved_for(gate, 
     engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=Writer(), tokens=2)
     decision = call(engine, "query", "a thing").metadata["rgate"]
     assert (decision["retrieve"], decision["error"]["type"]) == (True, "NoAnswerError")
+    assert decision["cost"]["model_calls"] == 1, "regression: it was 0"
     assert gate.drafts == []
 
 

@@ -153,7 +153,7 @@ PRIVATE, UNSURE, GONE = {"private": 0.4, "fresh": 0.2}, {"private": 0.45}, Timeo
         (0.4, 0.1, {"min_gain": 0.2}, {"signals": PRIVATE}, "retrieve", True),
         (0.4, 0.1, {"min_gain": 0.2}, {"signals": UNSURE}, "direct", False),
         (0.4, 0.1, {}, {"signals": PRIVATE, "direct_threshold": 0.4}, "direct", False),
-        (0.05, 0.05, {}, {"signals": PRIVATE}, "abstain", True),
+        (0.05, 0.05, {"on_abstain": "direct"}, {"signals": PRIVATE}, "retrieve", True),
     ],
 )
 def test_three_outcomes(p_known, p_helps, options, facts, outcome, retrieve):

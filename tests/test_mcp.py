@@ -32,7 +32,11 @@ async def test_the_tools_advise_and_say_what_to_search_for():
         draft = "William Shakespeare wrote Hamlet in 1601."
         found = await call(client, "search_queries", question="Who wrote it all?", draft=draft)
         assert found["result"][0] == "Who wrote it all?"
-        assert (await call(client, "search_queries", question="known"))["result"] == []
+        assert (await call(client, "search_queries", question="known", draft=None))["result"] == []
+        # Regression: an empty list, which means that no search is needed.
+        empty = await client.call_tool("search_queries", {"question": " "})
+        assert empty.is_error
+        assert "The question is empty" in empty.content[0].text
     async with mcp.Client(agents.make_mcp_server(Broken())) as client:
         assert (await call(client, "should_retrieve", question="known"))["retrieve"]
 

@@ -172,6 +172,32 @@ def test_what_a_finish_reason_says(reason, cut):
     assert is_truncated(reason) is cut
 
 
+DO_NOT_KNOW = """
+No idea. / No idea who painted it. / I have no clue. / I lack the information needed to answer. / Not sure.
+Beats me! / I'm not sure who painted it. / I am not certain. / I'm not entirely sure, sorry.
+Hmm, I can't recall that one.
+Honestly, I don't know. / I'm afraid I don't know. / Great question! I don't know, though. / Sorry, I don't remember.
+Well, no idea. / I couldn't say. / I'm afraid that I really don't know. / My apologies, but I cannot be certain.
+<UNKNOWN> / Unknown. / I'm not aware of any such film. / I'm not familiar with a song of this name.
+Unable to determine. / There is no information about him. / I apologize for any confusion, but I couldn't verify it.
+As of my last update, I can't confirm that. / That is unknown to me. / I would have to look that up.
+Ich weiß es nicht. / Das weiß ich leider nicht. / Keine Ahnung. / Désolé, mais je ne sais pas. / No lo sé.
+Non lo so. / Não sei. / К сожалению, я не знаю. / 我不知道。 / 抱歉，我不清楚。 / すみませんが、わかりません。
+잘 모르겠습니다. / لا أعرف. / मुझे नहीं पता। / Bilmiyorum.
+"""
+ANSWERS = """
+Not only Paris, but also Lyon. / No, it was Lyon. / No ideas are patentable. / No idea is born in a vacuum.
+Notting Hill / Well, Paris. / Sorry, Lyon. / Unfortunately, he died in 1970. / Honestly, Paris. / Unknown Pleasures
+The Unknown Soldier / There is no information paradox in classical physics. / I'm afraid of nothing but spiders.
+I have information for you: Paris. / As of my last update, it was Lyon. / Nonso Anozie / No se rinde nunca
+Non solo Roma / Der Film heißt 'Keine Ahnung'. / 抱歉，巴黎，我不知道。
+"""
+
+
+def phrases(text):
+    return text.strip().replace("\n", " / ").split(" / ")
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -182,6 +208,7 @@ def test_what_a_finish_reason_says(reason, cut):
         ("Unfortunately, I am unable to answer.", "a refusal"),
         ("As an AI language model, I have no opinion.", "a refusal"),
         ("I have no information about it.", "a refusal"),
+        *[(text, "a refusal") for text in phrases(DO_NOT_KNOW)],
         ('```json\n{"name": "search", "arguments": {}}', "a tool call"),
         ("[TOOL_CALLS][{", "a tool call"),
         ("<|channel|>commentary to=functions.search <|constrain|>json<|message|>{", "a tool call"),
@@ -189,7 +216,7 @@ def test_what_a_finish_reason_says(reason, cut):
         ("I cannot recommend a better book than Hamlet.", ""),
         ("I'm sorry to hear that. Restart it.", ""),
         ("No.", ""),
-        ("Ich weiß es nicht.", ""),  # known in English alone
+        *[(text, "") for text in phrases(ANSWERS)],
         ('{"capital": "Paris"}', ""),
         ('{"name": "Hamlet", "author": "Shakespeare"}', ""),
     ],

@@ -15,6 +15,7 @@ from pydantic import Field
 from rgate_integrations.decision import Decision, Draft, Frozen, Text
 from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.runtime.replies import describe_non_answer
 from rgate_integrations.runtime.segments import segments
 
 
@@ -208,10 +209,9 @@ _LEAD_IN = re.compile(
     r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally)[, ]+|^the answer is:?\s*",
     re.IGNORECASE,
 )
-# Refusals and fillers make no claim that could be searched for.
+# Fillers make no claim that could be searched for, nor do refusals, which `describe_non_answer` finds.
 _EMPTY = re.compile(
-    r"^(?:i(?:'m| am)? (?:sorry|not sure|unable|do not know|don't know|cannot|can't)|as an ai|sure[,!]"
-    r"|yes[.!]?$|no[.!]?$|there is no (?:information|record)|i don't have)",
+    r"^(?:i(?:'m| am)? (?:sorry|cannot|can't|don't have)|sure[,!]|yes[.!]?$|no[.!]?$|there is no record)",
     re.IGNORECASE,
 )
 _NAME = r"(?:[A-Z][\w'’.&-]*|\d+)(?=\s|[,?.!]|$)"
@@ -276,7 +276,7 @@ def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
     for sentence in sentences:
         # Twice, because "So, however, …" has two lead-ins.
         text = _LEAD_IN.sub("", _LEAD_IN.sub("", sentence)).strip()
-        if not text.strip(" .") or _EMPTY.search(text):
+        if not text.strip(" .") or _EMPTY.search(text) or describe_non_answer(text):
             continue
         text = _PRONOUN.sub(literal, text)
         text = _POSSESSIVE.sub(f"{literal}'s", text)

@@ -67,20 +67,17 @@ class DraftWriter(ABC, Generic[_Prompt]):
     def write_drafts(self, prompts: Sequence[_Prompt]) -> Flow[list[Draft | Exception]]:
         """Return the LLM's draft for each prompt, or the exception that prevented it, which is also logged.
 
-        A reply without an answer, such as one with only thoughts, gives a `NoAnswerError`.
+        A reply without an answer, such as one with only thoughts, gives a draft with an empty text, which counts
+        toward the cost; `attach_draft` refuses it.
         """
         drafts: list[Draft | Exception] = []
         answers = yield from self._ask_in_form(prompts, self.forms)
         for prompt, answer in zip(prompts, answers, strict=True):
-            if isinstance(answer, Exception):
-                draft: Draft | Exception = answer
-            else:
-                draft = self.read_draft(answer).head(self.tokens)
-                if not draft.text:
-                    draft = no_answer(draft.non_answer, thinking=draft.is_cut_off)
-            if isinstance(draft, Exception):
-                message = redact(draft, *self.private_texts(prompt))
-                logger.warning("The LLM wrote no draft: %s: %s", type(draft).__name__, message)
+            draft = answer if isinstance(answer, Exception) else self.read_draft(answer).head(self.tokens)
+            error = _refuse_empty(draft)
+            if isinstance(error, Exception):
+                message = redact(error, *self.private_texts(prompt))
+                logger.warning("The LLM wrote no draft: %s: %s", type(error).__name__, message)
             drafts.append(draft)
         return drafts
 
@@ -103,12 +100,23 @@ class DraftWriter(ABC, Generic[_Prompt]):
 
 
 def attach_draft(request: Request | Failed, draft: Draft | Exception | None) -> Request | Failed:
-    """Return a request with this draft; `Failed` if the request has failed already, or the draft is an exception."""
+    """Return a request with this draft.
+
+    `Failed` if the request has failed already, or the draft is an exception or has an empty text.
+    """
     if isinstance(request, Failed):
         return request
+    draft = _refuse_empty(draft)
     if isinstance(draft, Exception):
         return Failed(draft, request.question, request.threshold)
     return replace(request, draft=draft)
+
+
+def _refuse_empty(draft: Draft | Exception | None) -> Draft | Exception | None:
+    """Return a `NoAnswerError` for a draft with an empty text; anything else unchanged."""
+    if isinstance(draft, Draft) and not draft.text:
+        return no_answer(draft.non_answer, thinking=draft.is_cut_off)
+    return draft
 
 
 _FINISH_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "status")

@@ -2,7 +2,7 @@
 
 Look first compares P(helps), the probability that the LLM answers correctly with the passages, and P(known), the
 probability that it does so without them. If both are low, so that neither arm is likely to be right, the outcome is
-"abstain".
+"abstain". It never is for questions about news or private documents, which no LLM knows: their passages are read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class LookFirst(RoutingOptions):
     Attributes:
         min_gain: Passages are read if P(helps), the probability of a correct answer with them, exceeds P(known) by
             more than this, in [-1, 1]. Values above 0 save tokens.
-        abstain_below: If both probabilities are below this, in [0, 1], no answer is likely to be right.
+        abstain_below: If both probabilities are below this, in [0, 1], no answer is likely to be right. Questions
+            about news or private documents read the passages anyway.
         on_abstain: What to do in that case: ``"retrieve"``, or ``"direct"``, which costs less. Either way the
             decision's outcome is ``"abstain"``, so that an application can say that it does not know.
         model: The model of P(helps), a `PassageUtilityModel`; the shipped one when None.
@@ -178,8 +179,9 @@ def compare(
     Its outcome is the first that fits:
 
     - *direct* if P(known) is at least ``direct_threshold``;
+    - *retrieve* if the question is about news or private documents, see `is_never_known`: P(helps) compares words, so
+      it is low for a passage that answers in other words, and the LLM alone cannot answer;
     - *abstain* if both probabilities are below `LookFirst.abstain_below`;
-    - *retrieve* if the question is about news or private documents, see `is_never_known`;
     - *retrieve* if P(helps) exceeds P(known) by more than `LookFirst.min_gain`;
     - otherwise *direct*.
     """
@@ -188,12 +190,12 @@ def compare(
     if direct_threshold is not None and p_known >= direct_threshold:
         outcome, threshold = "direct", direct_threshold
         reason = f"P(known) {p_known:.2f} is at least the threshold of {threshold:.2f}."
-    elif max(p_known, p_helps) < options.abstain_below:
-        outcome, threshold = "abstain", options.abstain_below
-        reason = f"Neither the LLM (P(known) {p_known:.2f}) nor the passages ({p_helps:.2f}) are likely to be enough."
     elif is_never_known(decision):
         outcome, threshold = "retrieve", 1.0
         reason = "The passages are read, since no LLM can know the answer."
+    elif max(p_known, p_helps) < options.abstain_below:
+        outcome, threshold = "abstain", options.abstain_below
+        reason = f"Neither the LLM (P(known) {p_known:.2f}) nor the passages ({p_helps:.2f}) are likely to be enough."
     else:
         threshold = max(0.0, p_helps - options.min_gain)
         outcome = "retrieve" if p_known < threshold else "direct"

@@ -95,7 +95,7 @@ def plan_queries(
 
     Raises:
         ConfigurationError: ``gate`` is not a gate, the threshold is not a finite number of at least 0, or the
-            rewriter returned more or fewer lists of claims than there are decisions.
+            rewriter returned more or fewer lists of claims than there are decisions, or claims that are no `Claim`.
         Exception: The rewriter raised it, or ``gate`` failed and has ``on_error="raise"``.
     """
     return run(
@@ -137,7 +137,14 @@ def plan_queries_flow(
                 hint="It must return one list per decision, in order; a list may be empty.",
             )
     # One list for the claims of all questions, so that the gate judges them in one call.
-    judged = iter((yield from _judge(list(chain(*rewritten)), gate, threshold)))
+    all_claims = list(chain(*rewritten))
+    for claim in all_claims:
+        if not isinstance(claim, Claim):
+            raise ConfigurationError(
+                f"The rewriter returned a claim of type {type(claim).__name__}.",
+                hint="Each claim must be a Claim, such as Claim(text=sentence, query=sentence).",
+            )
+    judged = iter((yield from _judge(all_claims, gate, threshold)))
     max_queries = max(max_queries, 1)
     for index, claims in zip(unknown, rewritten, strict=True):
         history = () if histories is None else histories[index]

@@ -33,12 +33,26 @@ _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reaso
 # Providers have different words for an answer that was cut off at its maximum length.
 _CUT = frozenset(("length", "max_tokens", "max_output_tokens", "incomplete", "model_length"))
 
-_SORRY = r"(?:(?:i am|i'm) (?:very |so |really )?sorry|sorry|i apologi[sz]e|unfortunately)\b[^a-z]*(?:but )?"
+# What may come before "I don't know".
+_LEAD_IN = (
+    r"(?:(?:(?:i am|i'm) (?:very |so |really )?sorry|sorry|i apologi[sz]e|(?:my )?apologies|for (?:any|the) confusion"
+    r"|unfortunately|i'm afraid|i am afraid|honestly|to be honest|actually|hmm+|well|oh|(?:good|great) question"
+    r"|based on my knowledge|as of my [\w ]{1,30}|leider|désolée?|lo siento|к сожалению|извините|抱歉|对不起"
+    r"|すみませんが?)\W*(?:(?:but|that|mais|pero) )?){0,3}"
+)
 _REFUSAL = re.compile(
-    rf"\W*(?:{_SORRY})?(?:as an ai\b|i have no (?:idea|information|knowledge|record)|i'm (?:unable|not able)\b"
-    r"|i (?:do not|don't|cannot|can't|can not|could not|couldn't|am unable|am not able|won't)"
+    rf"\W*{_LEAD_IN}(?:as an ai\b|i (?:have no|lack(?: the| any)?) (?:idea|clue|information|knowledge|record)"
+    r"|no (?:idea|clue)(?=[^\w\s]|\s*$| (?:wh|how|about|sorry))|beats me\b|i'm (?:unable|not able)\b"
+    r"|i(?: would|'d) (?:have|need) to (?:look|search)|(?:that is|that's|it is|it's) (?:unknown to me|beyond my)"
+    r"|unable to (?:answer|determine)|there is no information (?:about|available|on)|unknown\W*$"
+    r"|(?:(?:i am|i'm) )?(?:really )?not (?:really |entirely |completely |quite )?(?:sure|certain|aware|familiar)\b"
+    r"|i (?:really |honestly )?(?:do not|don't|cannot|can't|can not|could not|couldn't|am unable|am not able|won't)"
     r"(?= ?(?:know|have (?:any |access|enough|information|that|the|specific)|help|assist|answer|provide|find|comply"
-    r"|share|determine|identify|confirm|recall|access|tell you|say|to |[.,!]|$)))"
+    r"|share|determine|identify|confirm|recall|remember|verify|access|tell you|say|be (?:sure|certain)|to |[.,!]|$))"
+    # Of other languages, only the commonest words for "I don't know" and "no idea".
+    r"|ich weiß (?:es |das )?(?:leider )?nicht|das weiß ich (?:leider )?nicht|keine ahnung|je ne sais pas|aucune idée"
+    r"|no (?:lo )?sé\b|ni idea|non (?:lo )?so\b|(?:eu )?não sei|(?:я )?не знаю|我?(?:不知道|不清楚)|[分わ]かりません"
+    r"|(?:잘 )?모르겠|لا أعرف|(?:मुझे )?(?:पता नहीं|नहीं पता)|bilmiyorum)"
 )
 _TOOL_CALL = re.compile(
     r"\s*(?:<\|?(?:tool|function)[_▁ ]?calls?|\[TOOL_CALLS\]|<\|python_tag\|>|<｜tool▁calls?▁begin｜>"
@@ -157,7 +171,7 @@ def is_truncated(reason: object) -> bool:
 def describe_non_answer(text: str) -> str:
     """Return ``"nothing"``, ``"a tool call"`` or ``"a refusal"`` for texts that are not answers; empty for an answer.
 
-    Only English refusals are recognised.
+    Refusals are recognised in English; in some other languages, only the commonest ways to say "I don't know".
 
     >>> describe_non_answer("I'm sorry, but I cannot help with that.")
     'a refusal'

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from rgate_integrations.answering.query_plan import plan_queries_flow
-from rgate_integrations.engine.decider import read_item
+from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.models.download import forbid_downloads
@@ -74,10 +75,13 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
         )
 
     @server.tool()
-    async def search_queries(question: str, draft: str = "") -> list[str]:
+    async def search_queries(question: str, draft: str | None = None) -> list[str]:
         """Return what to search for, given a question and perhaps a partial answer; empty if no search is needed."""
         gate = (decider.answer_gate() or decider) if draft else decider
-        decisions = await arun(gate.flow([read_item(question, draft=draft or None)]))
+        request = read_item(question, draft=draft or None)
+        if isinstance(request, Failed):  # an empty list would say that no search is needed
+            raise ToolError(str(request.error))
+        decisions = await arun(gate.flow([request]))
         (plan,) = await arun(plan_queries_flow(decisions))
         return plan.texts
 
