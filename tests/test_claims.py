@@ -146,6 +146,16 @@ ITS = Draft(text="It was late.")
         # Unless it is known whom a pronoun means, it stays.
         ("Who painted Guernica?", Draft(text="He was born in Malaga."), ["He was born in Malaga."]),
         ("What year did they release OK Computer?", Draft(text="They did."), ["They did."]),
+        (
+            "Who made the X200?",
+            Draft(text="The X200 was made by Acme Ltd and sold. They failed. It weighs 2 kg."),
+            ["The X200 was made by Acme Ltd and sold.", "Acme Ltd failed.", "X200 weighs 2 kg."],
+        ),
+        (
+            "When did Napoleon die?",
+            Draft(text="He died in 1821. It rained. They mourned."),
+            ["Napoleon died in 1821.", "It rained."],
+        ),
         # Hedges are left out, and so are fillers.
         (
             "Where was Aarno Maliniemi born?",
@@ -200,6 +210,7 @@ def test_queries_are_self_contained(question, draft, queries):
     [
         ("And when was he born?", "He was born in 1881.", "Aarno Maliniemi was born in 1881"),
         ("Et quand est-il né, dites-moi ?", "Il est né en 1881.", "Aarno Maliniemi Il est né en 1881"),
+        ("And Goethe?", "He was born in 1749.", "Goethe was born in 1749"),
         ("And when was Goethe born?", "He was born in 1749.", "Goethe was born in 1749"),
         ("What is the boiling point of water?", "It is 100 °C.", "boiling point water is 100 °C"),
     ],

@@ -212,10 +212,11 @@ _ABBREVIATION = re.compile(
     rf"(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[{_CAPITALS}]|\w(?:\.\w)+)\.$"
 )
 _PRONOUN = re.compile(
-    r"^(?:(?P<person>he|she|(?P<possessor>his|her))|it|they|this|that|these|those|(?P<owner>its|their))\b"
+    r"^(?:(?P<person>he|she|they|(?P<possessor>his|her|their))|it|this|that|these|those|(?P<owner>its))\b"
     r"(?!\s+(?:is why|means))",
     re.IGNORECASE,
 )
+_GENDERS = {"he": "male", "his": "male", "she": "female", "her": "female"}
 # Words that connect a sentence to the one before it, which its query does not include, and hedges.
 _LEAD_IN = re.compile(
     r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally|as far as i know)[, ]+"
@@ -314,12 +315,13 @@ def _list_names(question: str) -> list[str]:
     names = []
     for match in _ENTITY.finditer(question):
         words = match.group().strip("\"'“”„«»《》").rstrip("?.,!’").split()
+        first = words[:1] if match.start() == 0 else []
         is_quoted = not match.group()[0].isalnum()
         if not is_quoted:
             words = list(dropwhile(lambda word: word.lower() in _LEADING_WORDS, words))
         name = " ".join(words).removesuffix("'s").removesuffix("’s")
         # A single capitalised word may be no name: at the beginning, or where all nouns have a capital.
-        is_doubtful = len(words) == 1 and (is_foreign or match.start() == 0) and not is_quoted
+        is_doubtful = len(words) == 1 and (is_foreign or words == first) and not is_quoted
         if len(name) > 1 and not name.isdigit() and not is_doubtful:
             names.append(name)
     return names
@@ -374,7 +376,7 @@ class _Referents:
         self._others = _words(question[: question.find(self.topic)]) & _REFERRING
         self._thing = self.topic
         self._person = "" if _WHO.match(question) else self.topic
-        self._genders: dict[str, bool] = {}
+        self._genders: dict[str, str] = {}
 
     def resolve(self, sentence: str) -> str:
         """Return a sentence with a pronoun at its beginning replaced if possible; "" if it cannot stand alone."""
@@ -383,11 +385,12 @@ class _Referents:
             first = sentence.partition(" ")[0].lower()
             return sentence if self.topic or first not in _REFERRING else ""
         referent = self._person if pronoun["person"] else self._thing
-        if not referent or pronoun.group().lower() in self._others:
+        is_someone = not pronoun["person"] and referent in self._genders
+        if not referent or is_someone or pronoun.group().lower() in self._others:
             return sentence
         if pronoun["person"]:
-            is_male = pronoun["person"].lower() in ("he", "his")
-            if self._genders.setdefault(referent, is_male) != is_male:  # someone else
+            gender = _GENDERS.get(pronoun["person"].lower(), "")
+            if self._genders.setdefault(referent, gender) != gender:  # someone else
                 return ""
         possessive = "'s" if pronoun["possessor"] or pronoun["owner"] else ""
         return f"{referent}{possessive}{sentence[pronoun.end() :]}"
