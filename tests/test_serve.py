@@ -73,6 +73,9 @@ def test_queries_are_the_question_and_the_claims_of_its_draft(url):
     asked = {"question": "Who wrote Hamlet?", "draft": "William Shakespeare wrote Hamlet in 1601."}
     known, unknown = post(url, "/v1/queries", {"questions": ["known", asked]}).json()["plans"]
     assert (known["queries"], unknown["queries"][0]["text"]) == ([], "Who wrote Hamlet?")
+    asked = {"question": "And when was he born?", "history": ["user: Who was Ben Jonson?"]}
+    (follow_up,) = post(url, "/v1/queries", {"questions": [asked]}).json()["plans"]
+    assert follow_up["queries"][0]["text"] == "Who was Ben Jonson?\nAnd when was he born?"
 
 
 @pytest.mark.model

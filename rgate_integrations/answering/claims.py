@@ -6,6 +6,8 @@ A rewriter splits the draft of an answer into claims, each with a search query (
 from __future__ import annotations
 
 import re
+import string
+import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import dropwhile
 from typing import Literal, TypeAlias
@@ -17,6 +19,7 @@ from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.replies import describe_non_answer
 from rgate_integrations.runtime.segments import segments
+from rgate_integrations.runtime.text import normalise
 
 
 class Claim(Frozen):
@@ -196,42 +199,93 @@ class ModelRewriter:
         return claims
 
 
-# The Markdown of LLMs' answers: code, headings, and the marks of lists, quotations, tables and emphasis.
+# The Markdown of LLMs' answers: code, headings, headers of tables, and the marks of lists, quotations and emphasis.
 _CODE_BLOCK = re.compile(r"^ *(```|~~~).*?(?:^ *\1|\Z)", re.DOTALL | re.MULTILINE)
-_MARKS = re.compile(r"^[ \t]*(?:#+ .*|(?:(?:[-*+•>]|\d{1,3}[.)])[ \t]+)+)|^[ \t|:-]+$|\*\*|`", re.MULTILINE)
+_SEPARATOR = r"[ \t|:-]*-[ \t|:-]*$"
+_MARKS = re.compile(
+    rf"^[^|\n]*\|.*\n(?={_SEPARATOR})|^[ \t|:-]+$"
+    r"|^[ \t]*(?:#+ .*|(?:(?:[-*+•>]|\d{1,3}[.)])[ \t]+)+)|\*\*|`",
+    re.MULTILINE,
+)
+_ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
+_CAPITALS = "".join(filter(str.isupper, map(chr, range(0x2000))))  # all but those of rare scripts
 _ABBREVIATION = re.compile(
-    r"(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[A-Z]|\w(?:\.\w)+)\.$"
+    rf"(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[{_CAPITALS}]|\w(?:\.\w)+)\.$"
 )
-_PRONOUN = re.compile(r"^(?:he|she|it|they|this|that|these|those)\b(?!\s+(?:is why|means))", re.IGNORECASE)
-_POSSESSIVE = re.compile(r"^(?:his|her|its|their)\b", re.IGNORECASE)
-# Words that connect a sentence to the one before it, which its query does not include.
+_PRONOUN = re.compile(
+    r"^(?:(?P<person>he|she|they|(?P<possessor>his|her|their))|it|this|that|these|those|(?P<owner>its))\b"
+    r"(?!\s+(?:is why|means))",
+    re.IGNORECASE,
+)
+_GENDERS = {"he": "male", "his": "male", "she": "female", "her": "female"}
+# Words that connect a sentence to the one before it, which its query does not include, and hedges.
 _LEAD_IN = re.compile(
-    r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally)[, ]+|^the answer is:?\s*",
+    r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally|as far as i know)[, ]+"
+    r"|^the answer is:?\s*"
+    r"|^i(?:'m|’m| am) not (?:\w+ )?(?:sure|certain)[^.]{0,40}\bbut\b[, ]*"
+    r"|^i (?:think|believe|guess)(?: that)?[, ]+",
     re.IGNORECASE,
 )
-# Fillers make no claim that could be searched for, nor do refusals, which `describe_non_answer` finds.
+# Fillers make no claim that could be searched for; nor do questions, what announces a list, and refusals, most of
+# which `describe_non_answer` finds.
 _EMPTY = re.compile(
-    r"^(?:i(?:'m| am)? (?:sorry|cannot|can't|don't have)|sure[,!]|yes[.!]?$|no[.!]?$|there is no record)",
+    r"^(?:i(?:['’]m| am)? (?:sorry|cannot|can['’]t|don['’]t have)|as an ai|sure[,!]|yes[.!]?$|no[.!]?$"
+    r"|there is no record|(?:please )?let me know|feel free|i? ?hope (?:this|that)|(?:great|good) question)"
+    r"|[?？؟:：]$",
     re.IGNORECASE,
 )
-_NAME = r"(?:[A-Z][\w'’.&-]*|\d+)(?=\s|[,?.!]|$)"
-_ENTITY = re.compile(
-    r"\"[^\"]{2,80}\"|“[^”]{2,80}”"
-    rf"|(?:\b[a-z]{{0,3}}[A-Z][\w'’.&-]*|\d{{4}})(?:\s+(?:(?:of|the|de|la|van|von|and|in|for|on|&)\s+)*{_NAME})*"
+_NAME = rf"(?:[{_CAPITALS}][\w'’.&-]*|\d+)(?=\s|[,?.!]|$)"
+_RUN = (
+    rf"(?:\b[a-z]{{0,3}}[{_CAPITALS}][\w'’.&-]*|\b\d{{4}})"
+    rf"(?:\s+(?:(?:of|the|de|la|van|von|and|in|for|on|&)\s+)*{_NAME})*"
 )
+_ENTITY = re.compile(
+    r"\"[^\"]{2,80}\"|(?<!\w)'[^']{2,80}'(?!\w)|“[^”]{2,80}”|„[^“”]{2,80}[“”]|«[^»]{2,80}»|《[^》]{2,80}》"
+    rf"|{_RUN}"
+)
+# "the capital of Mali", of which "Mali" is not the subject.
+_DESCRIBED = re.compile(
+    r"(?:what|who)(?:'s|’s| is| was| are| were) (the [^,;?]+?)(?=[,;?]| and |$)", re.IGNORECASE
+)
+# Whoever did something to what the question names is someone else.
+_WHO = re.compile(rf"(?i:who)\b(?!(?:'s|’s| is| was| are| were) (?:the |[{_CAPITALS}]))")
+_AGENT = re.compile(rf"\bby (?!\d)({_RUN})")
 # What a request begins with; its capital letter makes no name of it.
 _ASKS = re.compile(
     r"^(?:please )?(?:tell|give|list|name|explain|describe|show|find|compare|define|summari[sz]e)\b(?: me\b)?"
     r"(?=\W+\w)",  # unless nothing follows
     re.IGNORECASE,
 )
-_QUESTION_WORDS = frozenset(
+_REFERRING = frozenset(
+    re.findall(
+        r"\w+",
+        """he she it they him her them his its their this that these those er sie ihn ihm ihr sein seine ihre
+        il elle ils elles lui son sa él ella su sus ele ela seu sua lei suo он она оно они его её их hij zij""",
+    )
+)
+_FUNCTION_WORDS = _REFERRING | frozenset(
     re.findall(
         r"\w+",
         """who what when where which why how whose whom is are was were did does do has have had can could
-        in on at the a an name of for from to by with and or if i""",
+        in on at the a an name of for from to by with and or if about but you your me my i we us our explain there
+        after before during since while then because as although both all some most many""",
     )
 )
+_FOREIGN_QUESTION_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """ist wer wo wann welche welcher welches welchen wie wem wen wessen warum woher wieviel wieviele
+        qui que quoi où quand quel quelle quels quelles comment combien pourquoi
+        quién quiénes qué dónde cuándo cuál cuáles cómo cuánto cuánta cuántos cuántas
+        quem onde quando qual quais como quanto quantos quantas chi che dove quale quali quanti quante
+        wat waar wanneer welke hoe hoeveel kto co gdzie kiedy jaki jaka jakie który która które ile
+        vem vad vilken vilket hvem hvad hvor hvilken kuka mikä missä milloin nerede
+        кто что где когда какой какая какое какие сколько как чей""",
+    )
+)
+_GERMAN_ARTICLES = ("der", "die", "das")  # before nouns, which have capitals
+_LEADING_WORDS = _FUNCTION_WORDS | _FOREIGN_QUESTION_WORDS
+_PUNCTUATION = string.punctuation + "¿¡«»“”„‘’…？！。،؟।《》"
 
 
 def split_sentences(text: str) -> list[str]:
@@ -240,48 +294,151 @@ def split_sentences(text: str) -> list[str]:
 
 
 def subject(question: str) -> str:
-    """Return the subject of a question: its longest name, or else its words without question words.
+    """Return the subject of a question; empty if it names none, such as "And when was he born?".
 
-    Names are quoted titles, years, and runs of capitalised words.
+    It is what "Who is the …?" describes, or else the longest name, or else the words without question words. Names
+    are quoted titles and runs of capitalised words; of several lines, the last that has one decides.
     """
-    longest = ""
+    for line in reversed(question.splitlines()):
+        described = _DESCRIBED.match(line)
+        names = _list_names(line)
+        if described and names:
+            return described.group(1)
+        if names:
+            return max(names, key=len)
+    return " ".join(_content_words(question))
+
+
+def _list_names(question: str) -> list[str]:
+    """Return the names in a question, in order."""
     question = _ASKS.sub("", question)
+    is_foreign = not _FOREIGN_QUESTION_WORDS.isdisjoint(_words(question))
+    names = []
     for match in _ENTITY.finditer(question):
-        words = match.group().strip('"“”').rstrip("?.,!").split()
-        named = dropwhile(lambda word: word.lower() in _QUESTION_WORDS, words)
-        name = " ".join(named).removesuffix("'s").removesuffix("’s")
-        if len(name) > max(len(longest), 1):
-            longest = name
-    if longest:
-        return longest
-    others = [word for word in re.findall(r"[\w'’-]+", question) if word.lower() not in _QUESTION_WORDS]
-    return " ".join(others) or question.strip()
+        words = match.group().strip("\"'“”„«»《》").rstrip("?.,!’").split()
+        first = words[:1] if match.start() == 0 else []
+        is_quoted = not match.group()[0].isalnum()
+        if not is_quoted:
+            words = list(dropwhile(lambda word: word.lower() in _LEADING_WORDS, words))
+        name = " ".join(words).removesuffix("'s").removesuffix("’s")
+        # A single capitalised word may be no name: at the beginning, or where all nouns have a capital.
+        is_doubtful = len(words) == 1 and (is_foreign or words == first) and not is_quoted
+        if len(name) > 1 and not name.isdigit() and not is_doubtful:
+            names.append(name)
+    return names
+
+
+def _content_words(question: str) -> list[str]:
+    """Return the words of a question without names that say what it is about; none if they refer back."""
+    words = [word.strip(_PUNCTUATION) for word in _ASKS.sub("", question).split()]
+    if not _REFERRING.isdisjoint(part for word in words for part in word.lower().split("-")):
+        return []
+    return [word for word in words if word and word.lower() not in _LEADING_WORDS]
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of a text in lower case, without punctuation and genitive endings."""
+    return {word.strip("¿¡") for word in normalise(re.sub("['’]s\\b", "", text)).split()}
+
+
+def _leading_name(sentence: str, names: set[str]) -> str:
+    """Return the name that is a sentence's subject: one word of ``names``, or at least two words; else ""."""
+    match = _ENTITY.match(sentence)
+    if match is None or not sentence[match.end() :].lstrip()[:1].islower():
+        return ""
+    name = match.group()
+    words = name.split()
+    capitalised = [word for word in words if word[0].isupper() and word.lower() not in _GERMAN_ARTICLES]
+    is_name = len(capitalised) > 1 and (words[0] == "The" or words[0].lower() not in _LEADING_WORDS)
+    return name if is_name or not names.isdisjoint(_words(name)) else ""
+
+
+def _clean(text: str) -> str:
+    """Return a text without marks of Markdown; the cells of a table's row are separated by commas."""
+    text = _MARKS.sub("", _CODE_BLOCK.sub("", unicodedata.normalize("NFC", text)))
+    return _ROW.sub(lambda row: ", ".join(filter(None, map(str.strip, row.group().split("|")))), text)
+
+
+class _Referents:
+    """What pronouns refer to: at first the subject of the question, then what the draft's sentences are about.
+
+    Attributes:
+        topic: What is added to queries without a name: a name of the question, or its words.
+        names: The words of the question's names; with one of them, a query stands alone.
+    """
+
+    def __init__(self, question: str) -> None:
+        self.topic = subject(question)
+        self._listed = _list_names(question)
+        capitalised = [word for word in self.topic.split() if word[:1].isupper()]
+        self.names = _words(" ".join(self._listed or capitalised or [self.topic])) - _FUNCTION_WORDS
+        self._required = 1 if self._listed else len(self.names) // 2 + 1
+        # "What did they call Oulu?": they are not Oulu.
+        self._others = _words(question[: question.find(self.topic)]) & _REFERRING
+        self._thing = self.topic
+        self._person = "" if _WHO.match(question) else self.topic
+        self._genders: dict[str, str] = {}
+
+    def resolve(self, sentence: str) -> str:
+        """Return a sentence with a pronoun at its beginning replaced if possible; "" if it cannot stand alone."""
+        pronoun = _PRONOUN.match(sentence)
+        if pronoun is None or not self.topic:
+            first = sentence.partition(" ")[0].lower()
+            return sentence if self.topic or first not in _REFERRING else ""
+        referent = self._person if pronoun["person"] else self._thing
+        is_someone = not pronoun["person"] and referent in self._genders
+        if not referent or is_someone or pronoun.group().lower() in self._others:
+            return sentence
+        if pronoun["person"]:
+            gender = _GENDERS.get(pronoun["person"].lower(), "")
+            if self._genders.setdefault(referent, gender) != gender:  # someone else
+                return ""
+        possessive = "'s" if pronoun["possessor"] or pronoun["owner"] else ""
+        return f"{referent}{possessive}{sentence[pronoun.end() :]}"
+
+    def is_named_in(self, sentence: str) -> bool:
+        """Return whether a sentence has a name of the question or, without names, most of its words."""
+        return len(self.names & _words(sentence)) >= self._required
+
+    def update(self, sentence: str, leading: str) -> None:
+        """Take note of what a sentence, which begins with the name ``leading``, is about."""
+        if leading:
+            self._thing = leading
+            for name in self._listed:
+                if _words(name) & _words(leading) & self.names:
+                    self.topic = self._thing = name
+            self._person = "" if leading.startswith("The ") else self._thing
+        agent = _AGENT.search(sentence)
+        if agent is not None:
+            self._person = agent.group(1).rstrip(".,")
 
 
 def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
     """Return the sentences of a draft as claims; empty without a draft.
 
-    A pronoun at the beginning of a sentence is replaced by the subject of the question, and the subject is
-    added to queries that lack it. Refusals, introductory words such as "However,", and a truncated last
-    sentence (unless it is the only one) are left out.
+    An English pronoun at the beginning of a sentence is replaced by the name it seems to refer to, and the subject of
+    the question is added to queries without a name. Refusals, fillers, introductory words such as "However,", and a
+    truncated last sentence (unless it is the only one) are left out, and so are pronouns without a referent.
     """
-    text = "" if draft is None else _MARKS.sub("", _CODE_BLOCK.sub("", draft.text))
-    sentences = split_sentences(text)
+    sentences = [] if draft is None else split_sentences(_clean(draft.text))
     if draft is not None and not draft.finished and len(sentences) > 1 and sentences[-1][-1] not in ".!?":
         sentences.pop()
-    topic = subject(question)
-    topic_words = set(re.findall(r"\w{3,}", topic.lower()))
-    literal = topic.replace("\\", r"\\")  # in a replacement, a backslash would start a group reference
+    referents = _Referents(unicodedata.normalize("NFC", question))
     claims = []
     for sentence in sentences:
         # Twice, because "So, however, …" has two lead-ins.
-        text = _LEAD_IN.sub("", _LEAD_IN.sub("", sentence)).strip()
-        if not text.strip(" .") or _EMPTY.search(text) or describe_non_answer(text):
+        sentence = _LEAD_IN.sub("", _LEAD_IN.sub("", sentence)).strip()
+        if not sentence.strip(" .") or _EMPTY.search(sentence) or describe_non_answer(sentence):
             continue
-        text = _PRONOUN.sub(literal, text)
-        text = _POSSESSIVE.sub(f"{literal}'s", text)
+        text = referents.resolve(sentence)
+        leading = _leading_name(sentence, referents.names)
+        referents.update(sentence, leading)
+        stands_alone = bool(leading) or text != sentence or referents.is_named_in(text)
+        # An exclamation without a name is a filler, in any language.
+        if not text or (text[-1] in "!！" and not stands_alone):
+            continue
         query = text.rstrip(".")
-        if not topic_words & set(re.findall(r"\w+", query.lower())):
-            query = f"{topic} {query}"
+        if referents.topic and not stands_alone:
+            query = f"{referents.topic} {query}"
         claims.append(Claim(text=text, query=query))
     return claims

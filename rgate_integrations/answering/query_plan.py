@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, islice
 
-from rgate_integrations.answering.claims import Claim, Rewriter, rewrite_by_sentence
+from rgate_integrations.answering.claims import Claim, Rewriter, rewrite_by_sentence, subject
 from rgate_integrations.decision import Decision, Draft, Frozen, Request, Text
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.follow_ups import list_search_texts
@@ -123,14 +123,23 @@ def plan_queries_flow(
     """Return what `plan_queries` returns, as a `Flow`: for other flows or, with `arun`, for an event loop.
 
     ``histories`` has the turns before each question, in the format of `Request.history`; None stands for no turns. A
-    follow-up is searched for by `list_search_texts`.
+    follow-up is searched for by `list_search_texts`, and the rewriter gets it after the user's turn before it.
     """
     plans = [QueryPlan(question=decision.question) for decision in decisions]
     # Known questions are left out, because a rewriter that is a model costs time for each draft.
     unknown = [index for index, decision in enumerate(decisions) if decision.retrieve and decision.question]
+    texts = {
+        index: list_search_texts(decisions[index].question, () if histories is None else histories[index])
+        for index in unknown
+    }
     rewritten: list[list[Claim]] = []
     if unknown:
-        rewritten = yield Call(rewriter or rewrite_by_sentence, None, [decisions[index] for index in unknown])
+        explicit = []
+        for index in unknown:
+            # The claims of a follow-up are about what the user's turn before it names.
+            question = texts[index][0 if subject(texts[index][0]) else -1]
+            explicit.append(decisions[index].model_copy(update={"question": question}))
+        rewritten = yield Call(rewriter or rewrite_by_sentence, None, explicit)
         if len(rewritten) != len(unknown):
             raise ConfigurationError(
                 f"The rewriter returned {len(rewritten)} lists of claims for {len(unknown)} decisions.",
@@ -147,11 +156,13 @@ def plan_queries_flow(
     judged = iter((yield from _judge(all_claims, gate, threshold)))
     max_queries = max(max_queries, 1)
     for index, claims in zip(unknown, rewritten, strict=True):
-        history = () if histories is None else histories[index]
-        texts = list_search_texts(decisions[index].question, history)[-max_queries:]
         judged_claims = list(islice(judged, len(claims)))
         plans[index] = _plan(
-            decisions[index].question, texts, judged_claims, always_include_question, max_queries
+            decisions[index].question,
+            texts[index][-max_queries:],
+            judged_claims,
+            always_include_question,
+            max_queries,
         )
     return plans
 

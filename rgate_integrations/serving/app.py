@@ -92,8 +92,10 @@ class DecisionRoutes:
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
         """Return search queries for each question (itself and its draft's claims); none if no retrieval is needed."""
-        decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
-        return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
+        items = body.items()
+        decisions = await self.service.decide(items, body.llm, body.llm_name_source, timeout)
+        histories = [item.history for item in items]
+        return QueriesResponse(plans=await arun(plan_queries_flow(decisions, histories=histories)))
 
     async def health(self) -> Response:
         """Return 200 as long as the process runs."""

@@ -216,7 +216,7 @@ class Gateway:
         """
         queries = await self._search_texts(llm_request)
         if decision is not None:
-            (plan,) = await arun(plan_queries_flow([decision]))
+            (plan,) = await arun(plan_queries_flow([decision], histories=[llm_request.turn.history]))
             # The plan also has the question itself, which the search texts replace.
             queries += [query.text for query in plan.queries if query.claim is not None]
         names = chosen_corpora(decision, list(self._searches))
