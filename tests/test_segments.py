@@ -1,11 +1,21 @@
 """A request is split into segments, of which none hides what another asks."""
 
+import inspect
+import statistics
+import textwrap
 from itertools import product
 
 import pytest
 
 from rgate_integrations import Request, load_gate
-from rgate_integrations.runtime.segments import count_words, layout, segments, shorten_turn, split_joined
+from rgate_integrations.runtime.segments import (
+    count_words,
+    layout,
+    outside_code,
+    segments,
+    shorten_turn,
+    split_joined,
+)
 
 EASY = "What is 2 + 2?"
 HARD = "Where was Aarno Maliniemi born?"
@@ -240,3 +250,41 @@ def test_of_requests_that_a_line_joins_each_counts(question, retrieves):
     decision = load_gate(llm_name="gpt-4o").decide(question)
     assert decision.retrieve == retrieves
     assert (decision.override is not None) <= ("needs passages by itself" in decision.reason)
+
+
+CODE = (
+    'def double(x):\n    """Return twice a number, or raise an error.\n\n    It must not be a string, which would be '
+    'repeated; a list would grow.\n    """\n    y = x + x\n    return y'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "outside"),
+    [
+        (f"{CODE}\n\nWhich team owns it these days?", "Which team owns it these days?"),
+        (f"Which team owns it these days?\n\n{CODE}", "Which team owns it these days?"),
+        (f"Look here.\n```python\n{CODE}\n```\nWhich team owns this?", "Look here.\nWhich team owns this?"),
+        (f"{CODE}\n\nWhy?", ""),
+        (CODE, ""),
+        ("Dear Ann,\nit rained.\nWhich team won?\nYours, Ben", ""),
+        ("", ""),
+    ],
+)
+def test_what_is_outside_code(text, outside):
+    assert outside_code(text) == outside
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("code", [textwrap.dedent, statistics.quantiles], ids=["dedent", "quantiles"])
+@pytest.mark.parametrize(
+    ("question", "retrieves"),
+    [
+        ("What does PROJ-4821 say about the rollback plan?", True),
+        ("Which service owns the /v2/refunds endpoint?", True),
+        ("Explain what this function does in two sentences.", False),
+        ("Write a unit test for the function above, please.", False),
+    ],
+)
+def test_a_question_below_code_with_docstrings_is_judged_by_itself(code, question, retrieves):
+    """Regression: the encoder took it for text to work on, like the docstring."""
+    assert load_gate().decide(f"{inspect.getsource(code)}\n\n{question}").retrieve == retrieves

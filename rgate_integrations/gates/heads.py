@@ -31,6 +31,7 @@ from rgate_integrations.runtime.segments import (
     count_questions,
     count_words,
     lists_questions,
+    outside_code,
     segments,
     split_joined,
     user_turns,
@@ -70,6 +71,10 @@ _MAX_P_KNOWN_IF_ALONE_CLEAR = 0.05
 _MAX_P_KNOWN_IF_SELF_CONTAINED, _CLEARLY_SELF_CONTAINED = 0.1, 2.0
 # One of several requests in a line retrieves below this P(known); beside others, each is understood less well.
 _MAX_P_KNOWN_OF_PART = 0.4
+# Beside code with docstrings, the encoder takes a question about private matters for given text. So what is outside
+# the code is also judged by itself if P(known) of the whole is below the second of these. Below the first, it
+# retrieves.
+_MAX_P_KNOWN_BESIDE_CODE, _CLEAR_P_KNOWN_WITH_CODE = 0.05, 0.95
 # Shorter follow-ups, such as "What else did she do?", seem to need passages if they are judged alone.
 _MIN_WORDS_ALONE = 7
 
@@ -184,7 +189,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         the highest P(the LLM knows the fact) that `margin` allows; and for one of a single segment that asks for no
         fact, and whose P(known) is close to the threshold. A message that may skip because of the turns before it
         also needs its kinds without these turns and, unless it is self-contained, those of the user's message before.
-        A line that may skip and joins several requests also needs the kinds of each.
+        A line that may skip and joins several requests also needs the kinds of each, and a text with code those of
+        what is outside.
         """
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
@@ -206,7 +212,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             )
             closer += (self._reader_spec,) * may_change
         may_skip = may_change or p_if_known >= threshold
-        if may_skip and split_joined(evidence.question) != evidence.question:
+        is_joined = split_joined(evidence.question) != evidence.question
+        if may_skip and (is_joined or outside_code(evidence.question)):
             closer += self._encoder_specs("parts")[1:]
         return closer
 
@@ -241,7 +248,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if own_matter is not None and not evidence.truncated:
             kind, segment = own_matter
             return score.overridden(f"{_quote(evidence, texts, segment)} {kind.about}.")
-        if need := self._find_need_in_parts(evidence):
+        if need := self._find_need_in_parts(evidence, p):
             return score.overridden(need)
         is_unclear = p < _MIN_P_KNOWN_IF_UNCLEAR and self.trained.romanised.detect(states.whole[None])[0]
         if is_unclear and not detect_encoding(
@@ -274,16 +281,23 @@ class HeadsGate(TrainedGate, NamedLLMGate):
                 return "Follows on a question that needs passages."
         return ""
 
-    def _find_need_in_parts(self, evidence: Evidence) -> str:
-        """Return which of the requests that a line joins needs passages, as a sentence; "" if none clearly does."""
+    def _find_need_in_parts(self, evidence: Evidence, p_known: float) -> str:
+        """Return which part of a request needs passages, as a sentence; "" if none clearly does.
+
+        The parts are the requests that a line joins, or what is outside code. P(known) is that of the whole request.
+        """
         specs = self._encoder_specs("parts")
         if specs[1] not in evidence.pieces:
             return ""
         p = self._p_by_encoder(evidence, specs)
         needy = int(np.argmin(p))
-        if p[needy] >= min(self._threshold(evidence), _MAX_P_KNOWN_OF_PART):
+        most = _MAX_P_KNOWN_OF_PART
+        if outside_code(evidence.question):
+            most = _MAX_P_KNOWN_BESIDE_CODE if p_known < _CLEAR_P_KNOWN_WITH_CODE else 0.0
+        if p[needy] >= min(self._threshold(evidence), most):
             return ""
-        return f"{_quote(evidence, evidence[specs[0]].texts, needy)} needs passages by itself."
+        text = evidence[specs[0]].texts[needy]
+        return f"{_quote_text(text)} needs passages by itself."
 
     def _threshold(self, evidence: Evidence) -> float:
         return self.threshold if evidence.request.threshold is None else evidence.request.threshold
@@ -434,7 +448,10 @@ def _quote(evidence: Evidence, texts: Sequence[str], segment: int | None) -> str
         return "The question"
     # The user's own letters, unless not all were read, or plain ones changed where segments end.
     own = [] if evidence.truncated else segments(evidence.original)
-    text = own[segment] if len(own) == len(texts) else texts[segment]
+    return _quote_text(own[segment] if len(own) == len(texts) else texts[segment])
+
+
+def _quote_text(text: str) -> str:
     return f"“{text[:_MAX_SHOWN]}…”" if len(text) > _MAX_SHOWN else f"“{text}”"
 
 

@@ -36,6 +36,14 @@ _JOINED = re.compile(
     re.IGNORECASE,
 )
 _MAX_JOINED_CHARS = 500
+# Begins or ends like a line of code in Python, C, Java, JavaScript and their relatives.
+_CODE_LINE = re.compile(
+    r"^\s*(?:def \w|class \w|return\b|import \w|from \S+ import|(?:(?:el)?if|for|while)\b.*[:{]$|else:|try:|@\w|>>> "
+    r"|(?:except|with)\b.*:$|raise \w|#include|function\b|const |let \w+ =|var |public |private |func |fn |\})"
+    r"|[;{}]\s*$|^\s*[\w.\[\]'\"]+(?::\s*\w+)?\s*[-+*/|]?=\s*\S"
+)
+_MIN_CODE_LINES, _MIN_WORDS_OUTSIDE = 3, 6
+_FENCES = ("```", "~~~")
 USER, ASSISTANT = "user: ", "assistant: "
 """How the turns of a history begin."""
 
@@ -143,6 +151,24 @@ def split_joined(text: str) -> str:
     if "\n" in text or len(text) > _MAX_JOINED_CHARS:
         return text
     return _JOINED.sub(lambda match: match[1] or "\n", text)
+
+
+def outside_code(text: str) -> str:
+    r"""Return a text without its lines from the first line of code to the last.
+
+    It is empty unless at least three lines are code, and at least six words are outside.
+
+    >>> code = "def f(x):\n    y = x\n    return y"
+    >>> outside_code(f"{code}\n\nWhich team owns it these days?"), outside_code(f"{code}\n\nWhy?")
+    ('Which team owns it these days?', '')
+    """
+    lines = text.splitlines()
+    code = [number for number, line in enumerate(lines) if _CODE_LINE.search(line)]
+    if len(code) < _MIN_CODE_LINES:
+        return ""
+    rest = [*lines[: code[0]], *lines[code[-1] + 1 :]]
+    outside = "\n".join(line for line in rest if line.strip() and not line.lstrip().startswith(_FENCES))
+    return outside if count_words(outside) >= _MIN_WORDS_OUTSIDE else ""
 
 
 def count_questions(texts: Sequence[str]) -> int:

@@ -18,6 +18,7 @@ from rgate_integrations.runtime.segments import (
     Segmented,
     count_words,
     layout,
+    outside_code,
     shorten_turn,
     split_joined,
     user_turns,
@@ -172,7 +173,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         model: Name of the proxy model that reads; empty for the gate's own.
         scope: What to read: the message in its ``"conversation"``, the ``"message"`` without its earlier turns, what
             the user said ``"before"`` it, in the conversation up to there, or the ``"parts"`` of the message in its
-            conversation, see `rgate_integrations.runtime.segments.split_joined`.
+            conversation: what is outside code, or the requests that a line joins.
     """
 
     reads_history: ClassVar[bool] = True
@@ -217,7 +218,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         if self.scope == "before":
             return next(user_turns(request.history))
         if self.scope == "parts":
-            return split_joined(request.question), request.history
+            return outside_code(request.question) or split_joined(request.question), request.history
         return request.question, request.history if self.scope == "conversation" else ()
 
     def _layers(self, request: Segmented) -> RequestLayers:
