@@ -132,3 +132,32 @@ def test_what_a_message_tells_does_not_decide_but_what_it_asks(told, easy, own):
 def test_otherwise_the_question_decides(request_text):
     decision = load_gate().decide(request_text)
     assert (decision.retrieve, decision.override) == (False, None)
+
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Hi, hope you're well, is my prescription ready, thank you so much!",
+        "Hi 😊 hope you're well 🌸 is my prescription ready 🙏",
+        "hi hope you're well which room is the training in thank you so much",
+        "HI HOPE YOU'RE WELL WHERE IS MY ORDER THANK YOU SO MUCH",
+        "merhaba iyi günler siparişim nerede çok teşekkürler",
+    ],
+)
+def test_a_request_between_pleasantries_is_not_small_talk(message):
+    """Regression: of a sentence that is mostly small talk, all was taken for small talk, up to 0.91."""
+    decision = load_gate().decide(message)
+    assert decision.retrieve
+    assert "between pleasantries" in decision.override.reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Hi, hope you're well, thank you so much, have a lovely day!",
+        "sorry to bother you can you tell me a joke thank you so much you're the best",
+    ],
+)
+def test_pleasantries_alone_need_no_passages(message):
+    assert not load_gate().decide(message).retrieve

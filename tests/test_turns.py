@@ -184,3 +184,17 @@ def test_whatever_the_threshold_a_follow_up_needs_what_the_question_before_it_ne
     asked, answer = BUS
     request = Request("and on Fridays?", [f"user: {asked}", f"assistant: {answer}"], threshold=0.1)
     assert load_gate().decide(request).retrieve
+
+
+@pytest.mark.model
+def test_after_small_talk_a_short_statement_that_needs_passages_by_itself_retrieves():
+    """Regression: only messages of at least seven words were judged without the earlier turns."""
+    history = [
+        "user: How do I boil an egg?",
+        "assistant: Boil it for eight minutes.",
+        "user: thanks",
+        "assistant: You're welcome!",
+    ]
+    gate = load_gate(on_error="raise")
+    assert gate.decide("My account was deleted.", history=history).retrieve
+    assert not gate.decide("My egg is perfect now.", history=history).retrieve

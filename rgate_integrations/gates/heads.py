@@ -28,6 +28,7 @@ from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.segments import (
+    QUESTION_MARKS,
     count_questions,
     count_words,
     lists_questions,
@@ -56,8 +57,7 @@ _ASKS_FACT = 0.5
 # in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4
 _URL = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
-# A URL is the subject of a request of up to this many words; in a longer one it may be part of a log or of code.
-_MAX_WORDS_WITH_URL = 8
+_MAX_WORDS_WITH_URL = 8  # in a longer request, a URL may be part of a log or of code
 # A follow-up, and romanised text such as Hindi in Latin letters, retrieves below this P(known), because the gate
 # understands it less well. With the threshold alone, 89 % of the romanised requests that need passages would
 # retrieve, with this 97 % (``benchmarks/languages.py``).
@@ -71,12 +71,11 @@ _MAX_P_KNOWN_IF_ALONE_CLEAR = 0.05
 _MAX_P_KNOWN_IF_SELF_CONTAINED, _CLEARLY_SELF_CONTAINED = 0.1, 2.0
 # One of several requests in a line retrieves below this P(known); beside others, each is understood less well.
 _MAX_P_KNOWN_OF_PART = 0.4
-# Beside code with docstrings, the encoder takes a question about private matters for given text. So what is outside
-# the code is also judged by itself if P(known) of the whole is below the second of these. Below the first, it
-# retrieves.
+# Beside code with docstrings, the encoder takes a private question for given text. So what is outside the code is
+# also judged by itself if P(known) of the whole is below the second of these. Below the first, it retrieves.
 _MAX_P_KNOWN_BESIDE_CODE, _CLEAR_P_KNOWN_WITH_CODE = 0.05, 0.95
-# Shorter follow-ups, such as "What else did she do?", seem to need passages if they are judged alone.
-_MIN_WORDS_ALONE = 7
+# Judged alone, shorter questions, such as "What else did she do?", and messages ("Regenerate") seem to need passages.
+_MIN_WORDS_ALONE, _MIN_WORDS_OF_STATEMENT_ALONE = 7, 3
 
 
 class HeadsGate(TrainedGate, NamedLLMGate):
@@ -198,7 +197,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         p_if_known = p_answered(trained.segments.kinds, shares, np.ones(1)).min()
         if evidence.request.history and p_if_known >= _MIN_P_KNOWN_IF_UNCLEAR:
             is_open = self.self_contained_logits(evidence).min() < _CLEARLY_SELF_CONTAINED
-            if is_open or count_words(evidence.question) >= _MIN_WORDS_ALONE:
+            if is_open or _may_stand_alone(evidence.question):
                 closer = self._encoder_specs("message")[1:]
             if is_open and any(user_turns(evidence.request.history)):
                 closer += self._encoder_specs("before")[1:]
@@ -251,9 +250,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if need := self._find_need_in_parts(evidence, p):
             return score.overridden(need)
         is_unclear = p < _MIN_P_KNOWN_IF_UNCLEAR and self.trained.romanised.detect(states.whole[None])[0]
-        if is_unclear and not detect_encoding(
-            evidence.question
-        ):  # Base64 looks romanised, and retrieves anyway
+        if is_unclear and not detect_encoding(evidence.question):  # Base64 looks romanised, and retrieves
             return score.overridden("Romanised text, which the gate understands less well.")
         return score
 
@@ -266,7 +263,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if message[1] not in evidence.pieces:
             return ""
         kinds = self.trained.segments.kinds
-        if count_words(evidence.question) >= _MIN_WORDS_ALONE:
+        if _may_stand_alone(evidence.question):
             p_if_known = p_answered(kinds, evidence[message[1]], np.ones(1)).min()
             states = evidence[message[0]]
             is_own = self.trained.find_own_matter(states.whole, states.segments) is not None
@@ -429,6 +426,12 @@ class KindsSpec(EvidenceSpec[Float64Array]):
                 )
             pieces.append(Piece(kinds))
         return pieces
+
+
+def _may_stand_alone(message: str) -> bool:
+    """Return whether a message that follows others is long enough to be judged without these."""
+    least = _MIN_WORDS_ALONE if message.endswith(QUESTION_MARKS) else _MIN_WORDS_OF_STATEMENT_ALONE
+    return count_words(message) >= least
 
 
 def _ask_one_by_one(head: KindHead, states: ReadRequest) -> Float64Array:
