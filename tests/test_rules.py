@@ -211,6 +211,28 @@ def test_an_example_catches_what_says_the_same_in_one_pass():
     assert [each.cost.model_calls for each in found] == [1] * 4, "rules and gate share the pass"
 
 
+@pytest.mark.model
+def test_an_example_does_not_match_another_request_for_its_language():
+    """Regression: outside English, most requests resembled each other; "Where is my parcel?" matched a joke."""
+    jokes = ["Kennst du einen Witz?", "احك لي نكتة", "冗談を言って", "Opowiedz mi dowcip"]
+    gate = load_gate(never=jokes)
+    private = [
+        "Welche Passwortregel gilt in unserer Firma?",
+        "كم رصيدي؟",
+        "私の荷物はどこですか？",
+        "Gdzie jest moja paczka?",
+    ]
+    assert all(decision.retrieve for decision in gate.decide_batch(private))
+    same = [
+        "Weißt du einen Witz?",
+        "هل لديك نكتة أخرى لي؟",
+        "面白い冗談を聞かせて",
+        "Opowiedz dobry dowcip",
+        "Tell me a joke",
+    ]
+    assert all(decision.override for decision in gate.decide_batch(same))
+
+
 # --- written and carried --------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 For example, a rule makes questions about contracts retrieve without training a gate. A rule is an example, a pattern
 or a function. Requests are compared with examples by the encoder's hidden states at layer 8, which the
 default gate reads anyway. These states are much the same for all requests, so their mean is subtracted. The
-rest is projected onto the directions in which requests differ most, each scaled to the same variance.
+rest is projected onto the directions in which requests in one language differ most, each scaled to the same variance.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def to_directions(states: Float32Array) -> Float64Array:
 
 @cache
 def known_directions() -> tuple[Float64Array, Float64Array]:
-    """Return the shipped mean of requests' states, and the scaled directions in which they differ most.
+    """Return the shipped mean of requests' states, and the scaled directions in which they differ within a language.
 
     Returns:
         Shapes (hidden size,) and (hidden size, directions).
