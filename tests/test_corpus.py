@@ -19,7 +19,7 @@ from rgate_integrations import CorpusProfile, Decision, Gate, Score, load_gate
 from rgate_integrations.corpus import profile as profile_module
 from rgate_integrations.corpus.pieces import drop_shared_beginning
 from rgate_integrations.corpus.sampling import collect_passages, sample_texts
-from rgate_integrations.corpus.terms import Terms, find_terms
+from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.gates.corpus import CorpusGate, find_code
@@ -88,6 +88,15 @@ def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_cod
     assert "logger" in terms.telling
     assert "the" not in terms.telling
     assert terms.names == {"x200", "sample_interval", "e-41", "firmware.bin", "ray.put", "rayjob"}
+
+
+@pytest.mark.model
+def test_words_are_not_cut_at_vowel_signs_and_names_need_capitals():
+    """Regression: the words of a Hindi corpus were pieces such as "टर", and its names pieces of "can" and "his"."""
+    texts = ["छात्र पुस्तकें ले सकते हैं।", "वह उसका कार्ड दिखा सकते हैं।", "शुल्क अब दे सकते हैं।"]
+    assert tokenize(texts[0]) == ["छात्र", "पुस्तकें", "ले", "सकते", "हैं"]
+    assert tokenize("יְרוּשָׁלַיִם E-41") == ["יְרוּשָׁלַיִם", "e-41"]
+    assert find_terms(texts, EncoderProxy().encoder).names == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,11 @@ from rgate_integrations.runtime.replies import describe_non_answer
 
 IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff"
 """Kana and Han characters, for a regular expression."""
+MARKS = "".join(chr(code) for code in range(0x300, 0xE00) if unicodedata.category(chr(code))[0] == "M")
+"""Vowel signs, viramas and accents, for a regular expression: parts of words that ``\\w`` does not match.
+
+Thai, Khmer and other scripts without spaces are left out: cut at vowel signs, parts of a clause can at least match.
+"""
 UNSPACED = re.compile(rf"[{IDEOGRAPHS}\u0e00-\u0eff]")
 """Matches a character of a script without spaces between words, such as Japanese or Thai."""
 
