@@ -162,10 +162,10 @@ def test_what_is_like_an_example_is_decided_by_its_rule_and_what_cannot_be_compa
     gate = load_gate("constant:always", proxy=proxy, never=["Translate it."], always=["Which clause?"])
     decision = gate.decide("Translate the letter.")
     assert (decision.retrieve, decision.p_known) == (False, 1.0)
-    assert decision.reason == "A rule in never= matches: the example 'Translate it.' (cosine 1.00)."
+    assert decision.reason == "A rule in never= matches: the example “Translate it.” (cosine 1.00)."
     read = proxy.read.count("Which clause?")
     assert gate.decide("Which page?").reason.startswith(
-        "A rule in always= matches: the example 'Which clause?'"
+        "A rule in always= matches: the example “Which clause?”"
     )
     assert gate.decide("Unlike both?").retrieve is True
     assert gate.decide("Translate it. Which page?").reason.startswith("A rule in always=")
@@ -184,7 +184,7 @@ def test_an_example_of_always_wins_over_a_pattern_of_never():
     retrieved, skipped = gate.decide_batch(["Which page?", "Translate the letter."])
     assert (retrieved.retrieve, skipped.retrieve) == (True, False)
     assert skipped.reason == "A rule in never= matches: the pattern 'page|letter'."
-    assert retrieved.reason.startswith("A rule in always= matches: the example 'Which clause?'")
+    assert retrieved.reason.startswith("A rule in always= matches: the example “Which clause?”")
 
 
 def test_a_gate_on_another_model_asks_the_encoder(monkeypatch):

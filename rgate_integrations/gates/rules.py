@@ -181,7 +181,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         for (name, example), cosines in zip(self.examples, likeness.T, strict=True):
             cosine = cosines.max() if name == "always" else cosines.min()
             if cosine >= ALIKE:
-                return _rule_score(name, f"the example {example[:_MAX_SHOWN]!r} (cosine {cosine:.2f}).")
+                return _rule_score(name, f"the example “{example[:_MAX_SHOWN]}” (cosine {cosine:.2f}).")
         return None
 
 
