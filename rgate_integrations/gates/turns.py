@@ -193,6 +193,7 @@ _EXAMPLES = {
         "Посмотреть?",
         "要我查一下吗？",
         "お調べしましょうか？",
+        "Explain.",
         "Tell me more about it.",
         "Go on.",
         "Continue.",
