@@ -288,3 +288,24 @@ def test_what_is_outside_code(text, outside):
 def test_a_question_below_code_with_docstrings_is_judged_by_itself(code, question, retrieves):
     """Regression: the encoder took it for text to work on, like the docstring."""
     assert load_gate().decide(f"{inspect.getsource(code)}\n\n{question}").retrieve == retrieves
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Was geschah am 3. Oktober 1990 in Berlin?", 1),
+        ("Wer regierte Kornbach im 19. Jahrhundert?", 1),
+        ("Wann wurde der 1. FC Kornbach gegründet?", 1),
+        ("Das Amt ist in der Lindenstr. 12, ca. 3 km von hier.", 1),
+        ("Vive en la Avda. América 4 o en EE. UU. desde 1990.", 1),
+        ("Siedziba jest przy ul. Mickiewicza 5.", 1),
+        ("Lo dirige il dott. Rossi dal 1990.", 1),
+        ("डॉ. शर्मा कब मिलेंगे?", 1),
+        ("ما رقم د. أحمد", 1),
+        ("I am 30. What pension plan fits me?", 2),
+        ("Er kam 1990. Das war gut.", 2),
+        ("Das Wetter ist gut. Morgen regnet es.", 2),
+    ],
+)
+def test_ordinals_and_abbreviations_of_other_languages_end_no_sentence(text, number):
+    assert len(segments(text)) == number

@@ -46,6 +46,10 @@ TURNS = ("user: Hello!", "assistant: Hi!", f"user: {ASKED}", FAILED)
         (("Once more!", *TURNS, "user: Try again.", FAILED), (f"{ASKED}\nOnce more!", 2)),
         (("Thanks!", *TURNS), ("Thanks!", 0)),
         (("Traduis ta réponse en espagnol.", *TURNS), ("Traduis ta réponse en espagnol.", 0)),
+        (("Kannst du das kürzer machen?", *TURNS), ("Kannst du das kürzer machen?", 0)),
+        (("Ok, dobrze wiedzieć.", *TURNS), ("Ok, dobrze wiedzieć.", 0)),
+        (("语气正式一些。", *TURNS), ("语气正式一些。", 0)),
+        (("Und wenn wir verlängern?", *TURNS), ("Und wenn wir verlängern?", 4)),
         (("And that on our car?", *TURNS), ("And that on our car?", 4)),
         (("Try again.", FAILED), ("Try again.", 1)),  # nothing is known of what it retries
         (

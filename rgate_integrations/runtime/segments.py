@@ -63,10 +63,21 @@ _MAX_AROUND_QUESTIONS = 2  # such as "Hi, I have a few questions." and "Thanks!"
 _MIN_ITEM_WORDS = 2  # without the marker: in "articles (a) and (b)", there are no items
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _BEFORE_NAME = re.compile(r"[a-z]{2,3}|from|into|with")  # in "translate into German:", that is no label
+# German, Spanish, Polish, French, Italian, Portuguese, Hindi and Arabic
+FOREIGN_ABBREVIATIONS = (
+    r"(?i:ca|nr|\w+str|bzw|ggf|vgl|evtl|bspw|inkl|bzgl|zzgl|[ds]ra|avda|págs?|núm|aprox|EE|UU|ul|inż|mgr|godz|tzw"
+    r"|av|bd|tél|dott|sigg?|pag|डॉ|प्रो|रु|[دأمص])"
+)
 # "Dr. Smith", "e.g. this", "No. 5": the full stop does not end the sentence.
 _ABBREVIATION = re.compile(
-    r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|no|(?i:approx|incl|dept|govt|univ|corp|assn|prof|sept"
-    r"|bzw|ggf|vgl|evtl|bspw|inkl|bzgl|zzgl|aprox|godz|напр))\.$"
+    rf"(?:[A-Z][a-z]{{0,2}}|[a-z]|\w(?:\.\w)+|vs|etc|no|(?i:approx|incl|dept|govt|univ|corp|assn|prof|sept|напр)"
+    rf"|{FOREIGN_ABBREVIATIONS})\.$"
+)
+# "3. März", "der 1. FC": German ordinals, which have a full stop.
+_ORDINAL = re.compile(
+    r"(?:.* )?\d{1,2}\. (?:Jan(?:uar|\.)|Feb(?:ruar|\.)|März|April|Mai|Juni|Juli|August|Sept(?:ember|\.)"
+    r"|Okt(?:ober|\.)|Nov(?:ember|\.)|Dez(?:ember|\.)|Jahrhundert|Jh\.|Weltkrieg).*"
+    r"|(?:de[rmn]|vom|zum) \d{1,3}\. [A-ZÄÖÜ].*"
 )
 _LAST_WORD = re.compile(
     r"(?:^|\W)[^\W\d_]{4,}\)?[.।]$"
@@ -131,7 +142,8 @@ def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> lis
                 item, next_marker = i, word.translate(_NEXT_MARKER)
             is_next_item = words[i] == next_marker and i - item >= _MIN_ITEM_WORDS
             is_marker = i - 1 == begin and _MARKER.fullmatch(word)
-            ends = not is_marker and _ends(word, words[i], abbreviation)
+            is_ordinal = word[-1] == "." and _ORDINAL.fullmatch(" ".join(words[max(i - 2, begin) : i + 1]))
+            ends = not is_marker and not is_ordinal and _ends(word, words[i], abbreviation)
             if is_next_item or ends or i - begin >= _MAX_WORDS:
                 line_segments.append(" ".join(words[begin:i]))
                 begin = i
