@@ -233,6 +233,33 @@ def test_an_example_does_not_match_another_request_for_its_language():
     assert all(decision.override for decision in gate.decide_batch(same))
 
 
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("question", "retrieve"),
+    [
+        ("Tell me a joke, please.", False),
+        ("Tell me a joke about cats and dogs!", False),
+        ("Tell me a joke - a short one", False),
+        ("Tell me a joke, and what does our contract with Kessler say?", True),
+        ("Hi! Tell me a joke\nTell me a joke and then tell me my colleague's phone number", True),
+        ("Tell me a joke (what does our contract with Kessler say?)", True),
+        ("I want to hear a joke - and who is our contact at Kessler?", True),
+        ("Tell me a joke but first what does our contract with Kessler say about delays", True),
+        ("Erzähl mir einen Witz und sag mir, was unser Vertrag mit Kessler sagt", True),
+    ],
+)
+def test_an_example_of_never_is_not_like_what_a_sentence_joins_to_it(question, retrieve):
+    """Regression: the second request in a sentence was skipped with the first."""
+    never = [
+        "Tell me a joke",
+        "Do you know a joke?",
+        "Make me laugh",
+        "Say something funny",
+        "I want to hear a joke",
+    ]
+    assert load_gate(never=never, on_error="raise").decide(question).retrieve == retrieve
+
+
 # --- written and carried --------------------------------------------------------------------------------------
 
 

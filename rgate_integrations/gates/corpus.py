@@ -19,7 +19,7 @@ from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.runtime.arrays import BoolArray, unit
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words
+from rgate_integrations.runtime.segments import count_words, is_question
 
 _VECTOR = PooledLayer(LAYERS, "question", "mean")  # scaled to length 1, the encoder's sentence vector
 COVERED = 0.5
@@ -246,7 +246,7 @@ class CorpusGate(Gate):
         least = np.zeros(len(texts))
         # In several lines, the question may be about pasted text, or one in a chat that a program quotes.
         if "\n" not in evidence.question:
-            least[[text.endswith(QUESTION_MARKS) for text in texts]] = _MIN_QUESTION_LOGIT
+            least[list(map(is_question, texts))] = _MIN_QUESTION_LOGIT
             if evidence.request.history:
                 is_pasted[:] = False  # the text that a short message works on is in the earlier turns
         alone = (nothing >= NOTHING_ASKED) & (heads.self_contained_logits(evidence) > least)

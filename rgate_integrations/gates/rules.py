@@ -35,7 +35,7 @@ from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import SHIPPED, read_file
 from rgate_integrations.runtime.records import first_problem
-from rgate_integrations.runtime.segments import Segmented
+from rgate_integrations.runtime.segments import Segmented, segments, split_joined
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
 """An example, a pattern to search for, or a function of the question and perhaps of an argument ``metadata``."""
@@ -53,6 +53,13 @@ class RuleOptions(TypedDict, total=False):
 ALIKE = 0.28
 """Minimum cosine for a segment (sentence or line) to count as similar to an example; from ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
+# More that joins a request of at least four words to another: "I want a joke - and who is our contact in Ulm?"
+_JOINT = re.compile(
+    r"\((?=[^()]*\?\))"
+    r"|(?:\s[-–—]+\s|,?\s(?:but|aber|maar|mais|pero|ma|mas)\s|\sand\s(?=w\w+['’]s\s)|,\s(?=(?:please|bitte)\s))"
+    r"(?=[^\W\d_]{2}\S*(?:\s+\S+){3})",
+    re.IGNORECASE,
+)
 _MAX_SHOWN = 60  # maximum characters of an example to quote in a reason
 
 _WrittenPattern: TypeAlias = Annotated[
@@ -163,11 +170,18 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     def compute(self, context: Context) -> list[Piece[Score | None]]:
         """Return the result of `compare` for each request; the examples are read once per engine."""
         layer = self.states.segments.index(LAYER)
-        requests = [to_directions(read.segments[:, layer]) for read in context.get(self.states)]
         encoder = require_states(context.use_proxy(ENCODER))
         texts = [example for _, example in self.examples]
         examples = context.memory(self, lambda: to_directions(read_text_states(texts, encoder)))
-        return [Piece(self.compare(request @ examples.T)) for request in requests]
+        pieces = []
+        for read in context.get(self.states):
+            score = self.compare(to_directions(read.segments[:, layer]) @ examples.T)
+            # What a sentence joins to a request that skips may ask for something else.
+            parts = [part for text in read.texts for part in segments(_JOINT.sub("\n", split_joined(text)))]
+            if score is not None and score.p_known == 1 and len(parts) > len(read.texts):
+                score = self.compare(to_directions(read_text_states(parts, encoder)) @ examples.T)
+            pieces.append(Piece(score))
+        return pieces
 
     def compare(self, likeness: Float64Array) -> Score | None:
         """Return a score with an override for the first example that a request resembles; None if it resembles none.
