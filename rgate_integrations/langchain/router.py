@@ -57,8 +57,9 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
     ``invoke`` and ``batch``, and its first tokens are held back and judged. If the LLM knows, they are
     released and the stream continues. If not, the stream is closed, which cancels the request to the LLM, and
     the retrieve arm runs. Only tracers, hooks such as that of ``get_usage_metadata_callback``, and handlers that
-    are set inside the arm get the direct arm's events before its answer is released. A batch runs in parts of
-    ``max_concurrency`` inputs (by default 32), since an answer that waits for its judgment occupies the LLM.
+    have ``raise_error`` or are set inside the arm get the direct arm's events before its answer is released. A
+    batch runs in parts of ``max_concurrency`` inputs (by default 32), since an answer that waits for its judgment
+    occupies the LLM.
 
     *Look first*: the retrieve arm runs up to its retriever while the gate decides (with several corpora,
     after its decision). If the passages help, the rest of the arm continues with them. If the search fails or
