@@ -14,8 +14,8 @@ happens, and count stopped answers, too. A hook that is a tracer, as in ``collec
 listener with ``raise_error``, such as a check of a budget, gets each event when it happens, too: it must be able to
 stop an LLM before it is asked.
 
-So `split_handlers` separates the first two. In the direct arm, tracers stay, each wrapped in a `CancellableTracer`, so do
-such checks, and one `BufferingHandler` replaces all other listeners. It records the LLM's log-probabilities and
+So `split_handlers` separates the first two. In the direct arm, tracers stay, each wrapped in a `CancellableTracer`,
+as do such checks, and one `BufferingHandler` replaces all other listeners. It records the LLM's log-probabilities and
 metadata, and keeps every event for the listeners. If the answer is released, the router's stream calls `flush` for
 each chunk, and the listeners get all events in order. If the answer is stopped, `shut_down` drops the events, and
 the next token raises `GenerationCancelled` inside the LLM. That ends a synchronous stream; an asynchronous one is

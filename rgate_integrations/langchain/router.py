@@ -37,7 +37,14 @@ from rgate_integrations.langchain.decisions import (
     read_threshold,
 )
 from rgate_integrations.langchain.questions import GateCall, condense_follow_ups
-from rgate_integrations.langchain.runnable import FlowRunnable, Run, TypedByPart, run_batch, run_batches
+from rgate_integrations.langchain.runnable import (
+    FlowRunnable,
+    Run,
+    RunnableField,
+    TypedByPart,
+    run_batch,
+    run_batches,
+)
 from rgate_integrations.langchain.search_ahead import RetrieverRuns, run_search, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
@@ -88,9 +95,9 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
         InvalidQuestionError: Raised by a call: the input has no question.
     """
 
-    gate: Runnable[Any, Decision]
-    retrieve: Runnable[Any, Any]
-    direct: Runnable[Any, Any]
+    gate: RunnableField
+    retrieve: RunnableField
+    direct: RunnableField
     strategy: SkipValidation[Strategy] = Strategy()
     condensed_key: str | None = None
 
