@@ -426,6 +426,9 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
     The results of the queries are fused by reciprocal rank, without duplicates. Each document's metadata says how it
     was found: ``rgate_query``, ``rgate_claim`` and ``rgate_rank``. Keys that a document already has are kept.
 
+    Its runs have the type ``retriever``, but the events of a chain (``on_chain_start`` …); those of a retriever are
+    for the guarded one.
+
     Attributes:
         retriever: A retriever, or any runnable from a query to a list of documents.
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
