@@ -8,18 +8,21 @@
 """
 
 import random
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 from base import argument_parser, print_table, read_records
 from templates import FOLDER, make_requests, read_lines
+from text_rows import make_language_rows
 
 from rgate_integrations.gates import rules
 from rgate_integrations.models.encoder import EncoderProxy
 
 OUT = Path(rules.__file__).parents[1] / "weights" / "rules" / "likeness.npz"
-DIRECTIONS = 192
-REQUESTS = 3_000  # template requests that the directions are computed from
+DIRECTIONS = 200
+REQUESTS = 3_000  # English template requests that the directions are computed from
+PER_LANGUAGE = 400  # template requests of each other language, which show where it lies
 BATCH = 64
 
 
@@ -46,12 +49,19 @@ def encode_texts(texts: list[str]) -> np.ndarray:
 
 
 def write_directions() -> None:
-    """Compute and save the directions in which template requests differ most."""
+    """Compute and save the directions in which English template requests differ most, without those of languages."""
     requests = [request.question for request in make_requests() if request.kind != "language"]
     random.Random(0).shuffle(requests)
     states = encode_texts(requests[:REQUESTS])
     mean = states.mean(axis=0)
-    variances, directions = np.linalg.eigh(np.cov((states - mean).T))
+    by_language = defaultdict(list)
+    for row in make_language_rows(seed=0):
+        by_language[row.language].append(row.text)
+    samples = [random.Random(0).sample(texts, PER_LANGUAGE) for texts in by_language.values()]
+    # Otherwise, what two requests in one language have in common is, most of all, their language.
+    languages, _ = np.linalg.qr(np.transpose([encode_texts(texts).mean(axis=0) - mean for texts in samples]))
+    same_language = np.eye(len(mean)) - languages @ languages.T
+    variances, directions = np.linalg.eigh(same_language @ np.cov((states - mean).T) @ same_language)
     scaled = directions[:, -DIRECTIONS:] / np.sqrt(variances[-DIRECTIONS:])
     OUT.parent.mkdir(exist_ok=True)
     np.savez_compressed(OUT, mean=mean.astype(np.float16), directions=scaled.astype(np.float16))

@@ -244,6 +244,33 @@ def test_listeners_around_the_router_get_no_dropped_token_of_a_bound_arm(call, b
     assert [event["retrieve"] for event in shown.events] == [True, False]
 
 
+class Budget(EventRecorder):
+    """Forbids calls of the LLM, once it is used up."""
+
+    raise_error = True
+
+    def __init__(self, used_up):
+        super().__init__()
+        self.used_up = used_up
+
+    def on_chat_model_start(self, *args, **kwargs):
+        if self.used_up:
+            raise PermissionError("budget used up")
+
+
+@each(WAYS)
+def test_a_handler_that_may_raise_stops_the_llm_before_it_is_asked(call):
+    """Regression: it was called after the answer, when the LLM had long been asked."""
+    writer = Writer()
+    router = routed(spoken(writer), retrieve=spoken(writer))
+    with pytest.raises(PermissionError, match="budget used up"):
+        call(router, "a known one?", {"callbacks": [Budget(used_up=True)]})
+    assert writer.calls == []
+    budget = Budget(used_up=False)
+    assert call(router, "a known one?", {"callbacks": [budget]}) == WHOLE
+    assert "".join(budget.tokens) == WHOLE
+
+
 @each(INVOKES)
 def test_handlers_inside_of_the_arm_get_a_stopped_answer(call):
     """As the guide says, since the arm does not pass them on."""

@@ -13,6 +13,7 @@ from rgate_integrations.answering.claims import (
     format_claims,
     parse_claims,
     sentence_claims,
+    subject,
     without_tags,
 )
 from rgate_integrations.answering.query_plan import plan_queries_flow
@@ -332,3 +333,14 @@ def test_a_rewriter_that_returns_another_number_of_lists_is_named(lists):
     decisions = [unknown("where is Oulu?", "Oulu is far."), unknown("where is Oulu?", "Oulu is near.")]
     with pytest.raises(ConfigurationError, match=f"returned {lists} lists of claims for 2 decisions"):
         plan_queries(decisions, rewriter=lambda _: [[]] * lists)
+
+
+def test_german_dates_and_polite_openings_are_no_claims_and_no_subjects():
+    draft = Draft(
+        text="Die Hundesteuer gilt seit dem 1. Januar 2012. Im 19. Jahrhundert stand z. B. Nr. 5 leer."
+    )
+    (first, second) = sentence_claims("Können Sie mir sagen, seit wann die Hundesteuer gilt?", draft)
+    assert first.text == "Die Hundesteuer gilt seit dem 1. Januar 2012."
+    assert second.text.startswith("Im 19. Jahrhundert stand")
+    assert subject("Wissen Sie, wann das Hallenbad öffnet?") == "das Hallenbad öffnet"
+    assert subject("Könnten Sie mir bitte sagen, wer Otto von Lindau war?") == "Otto von Lindau"

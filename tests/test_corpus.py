@@ -15,14 +15,16 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-from rgate_integrations import CorpusProfile, Decision, Gate, Score, load_gate
+from rgate_integrations import CorpusProfile, Decision, Gate, Request, Score, load_gate
 from rgate_integrations.corpus import profile as profile_module
 from rgate_integrations.corpus.pieces import drop_shared_beginning
 from rgate_integrations.corpus.sampling import collect_passages, sample_texts
-from rgate_integrations.corpus.terms import Terms, find_terms
+from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
+from rgate_integrations.decision import Draft
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.gates.corpus import CorpusGate, find_code
+from rgate_integrations.gates.evidence.model_outputs import DraftSpec
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.encoder import EncoderProxy
 from rgate_integrations.runtime.files import read_file
@@ -88,6 +90,15 @@ def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_cod
     assert "logger" in terms.telling
     assert "the" not in terms.telling
     assert terms.names == {"x200", "sample_interval", "e-41", "firmware.bin", "ray.put", "rayjob"}
+
+
+@pytest.mark.model
+def test_words_are_not_cut_at_vowel_signs_and_names_need_capitals():
+    """Regression: the words of a Hindi corpus were pieces such as "टर", and its names pieces of "can" and "his"."""
+    texts = ["छात्र पुस्तकें ले सकते हैं।", "वह उसका कार्ड दिखा सकते हैं।", "शुल्क अब दे सकते हैं।"]
+    assert tokenize(texts[0]) == ["छात्र", "पुस्तकें", "ले", "सकते", "हैं"]
+    assert tokenize("יְרוּשָׁלַיִם E-41") == ["יְרוּשָׁלַיִם", "e-41"]
+    assert find_terms(texts, EncoderProxy().encoder).names == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -509,6 +520,44 @@ def test_the_table_of_decisions(p_covered, p_known, options, retrieve, outcome):
     assert decision.corpus == ("docs" if retrieve else None)
 
 
+class ReadsDraft(Says):
+    """Knows what the LLM begins to answer."""
+
+    p: float = 1.0
+
+    @property
+    def specs(self):
+        return (DraftSpec(source="recorded"),)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("threshold", [None, 0.0])
+@pytest.mark.parametrize(
+    ("p_covered", "options", "retrieve", "outcome", "why"),
+    [
+        (0.9, {}, True, None, "The question is about what *docs* covers (probability 0.90)."),
+        (0.9, {"prefer": "llm"}, True, None, "The LLM wrote that it does not know, or cannot answer."),
+        (0.1, {}, True, None, "The LLM wrote that it does not know, or cannot answer."),
+        (0.1, {"when_uncovered": "direct"}, False, "direct", "No corpus covers the question (highest"),
+        (0.1, {"when_uncovered": "abstain"}, False, "abstain", "No corpus covers the question (highest"),
+    ],
+)
+def test_an_llm_that_does_not_know_does_not_say_where_to_search(
+    p_covered, options, retrieve, outcome, why, threshold
+):
+    """Regression: after "I don't know", no corpus was chosen, so another one was searched."""
+    corpora = [covering(0.1, "hr", 0.2), covering(p_covered, "docs", 0.4)]
+    gate = load_gate(ReadsDraft(), corpus=corpora, on_error="raise", **options)
+    known, unknown = gate.decide_batch(
+        Request("How is the widget made?", draft=Draft(text=text), threshold=threshold)
+        for text in ("It is made of steel.", "I'm sorry, but I don't know.")
+    )
+    assert known.p_known == 1.0
+    assert (unknown.retrieve, unknown.outcome, unknown.p_known) == (retrieve, outcome, 0.0)
+    assert (unknown.corpora, unknown.p_covered, unknown.error) == (("docs",), p_covered, None)
+    assert unknown.override.reason.startswith(why)
+
+
 @pytest.mark.model
 def test_a_code_that_only_one_corpus_has_goes_there():
     """Regression: the question was nearer to the other corpus, and its code did not count."""
@@ -682,6 +731,24 @@ def test_begun_answers_are_judged_with_the_corpus(profiles):
     decision = judge.decide("How do I change the battery of the logger?", draft="You open the case and")
     assert (decision.retrieve, decision.corpus) == (True, "logger")
     assert judge.question_gate().gate.reads_drafts is False
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("asked", "corpora", "outcome"),
+    [
+        ("How many days of annual leave do I have?", ("leave",), None),
+        ("Where was Aarno Maliniemi born?", None, "abstain"),
+        # No LLM knows it: a source without a profile may hold it.
+        ("What did my landlord write in his last letter to me?", None, None),
+        ("According to our wiki, who may open the safe?", None, None),
+    ],
+)
+def test_a_refused_answer_is_searched_for_where_the_question_belongs(profiles, asked, corpora, outcome):
+    judge = load_gate(corpus=profiles, when_uncovered="abstain", on_error="raise").answer_gate()
+    decision = judge.decide(asked, draft="I'm sorry, but I don't have access to that information.")
+    assert (decision.outcome, decision.retrieve, decision.p_known) == (outcome, outcome is None, 0.0)
+    assert decision.corpora == (corpora or decision.corpora) != ()
 
 
 # --- the command line --------------------------------------------------------------------------------------------

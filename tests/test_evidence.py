@@ -172,6 +172,10 @@ PROSE = "\n\n".join([PARAGRAPH] * 600)
         ("- what is our refund policy\nThe mill stands.", False),
         ("> can you check our limit\nThe mill stands.", False),
         ("2) who signs it\nThe mill stands.", False),
+        ("The mill stands.\n(By the way: is it due?)", False),
+        ("The mill stands.\nShe asks: “Is it due?”.", False),
+        ("The mill stands.\n“Is it due”, she asks.", False),
+        ("The mill stands.\nΠότε λήγει ο λογαριασμός;", False),
         (" ".join([ASKED] * 200), True),
         ("\n\n".join(["our refund policy"] * 200), True),
     ],
@@ -180,6 +184,10 @@ PROSE = "\n\n".join([PARAGRAPH] * 600)
         "an item",
         "a quote",
         "a number",
+        "in brackets",
+        "quoted",
+        "begins with a quotation",
+        "Greek",
         "too many questions",
         "too many paragraphs",
     ],
@@ -187,7 +195,8 @@ PROSE = "\n\n".join([PARAGRAPH] * 600)
 def test_what_may_ask_and_is_not_read_is_never_skipped_for(scripted, between, leaves_out):
     text = f"{PROSE}\n\n{between}\n\n{PROSE}"
     read = read_request(Request(text))
-    assert (between.split(".")[0][:17] in read.question, read.leaves_out) == (True, leaves_out)
+    asked = between.removeprefix("The mill stands.\n")[:17]
+    assert (asked in read.question, read.leaves_out) == (True, leaves_out)
     decision = load_gate(Sure(), proxy=scripted).decide(text)
     assert (decision.retrieve, decision.p_known) == (leaves_out, 1.0)
     assert decision.warnings[0].endswith(f" of {len(text):,} characters were read.")

@@ -55,6 +55,31 @@ def test_texts_are_compared_without_case_articles_and_punctuation():
     assert len(set(normalise_answers(["x", "", ""]))) == 3, "silence agrees with nothing"
 
 
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("公司成立于1998年。", "1998"),
+        ("首都はParisです。", "Paris"),
+        ("정답은 23입니다.", "23"),
+        ("수도는 서울입니다.", "서울"),
+        ("الجواب ٢٣.", "23"),
+        ("حوالي ٣٫١٤ أو ١٬٢٠٠", "3.14"),
+        ("حوالي ٣٫١٤ أو ١٬٢٠٠", "1,200"),
+        ("उत्तर २३ है", "23"),
+    ],
+)
+def test_an_answer_may_touch_other_scripts_and_have_their_digits(text, gold):
+    """Regression: only answers in scripts without spaces were found in them."""
+    assert contains_answer(text, gold)
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"), [("1998年", "199"), ("首都はParisです", "Par"), ("아니다", "니"), ("第二", "二")]
+)
+def test_part_of_a_word_is_no_answer(text, gold):
+    assert not contains_answer(text, gold)
+
+
 def test_ik_softmax_takes_the_two_logits_only():
     assert ik_score(2.0, 0.0) == pytest.approx(0.8808, abs=1e-4)
     extremes = [ik_score(0.0, 0.0), ik_score(-1000.0, 1000.0), ik_score(1000.0, -1000.0)]

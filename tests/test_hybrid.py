@@ -50,6 +50,12 @@ def test_bm25_finds_passages_in_scripts_without_spaces():
     assert list(map(ids, found)) == [["zh"], ["ja"], ["ja"], ["fr"]]
 
 
+def test_bm25_does_not_cut_words_at_vowel_signs():
+    """Regression: "पानी" (water) and "पुनः" (again) were one letter each, and left out."""
+    bm25 = BM25Index([Passage("1", "पानी की दरें"), Passage("2", "पुनः जाँच"), Passage("3", "مقدَّم الطلب")])
+    assert [ids(found) for found in bm25.search(["पानी", "पुनः", "مقدَّم", "पी"])] == [["1"], ["2"], ["3"], []]
+
+
 @pytest.mark.parametrize(
     ("text", "query"),
     [

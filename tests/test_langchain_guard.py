@@ -44,6 +44,27 @@ def test_known_questions_are_not_searched(search, guarded, call):
     assert texts(call(guarded, "RAISE")) == ["about RAISE", "shared"], "a failing gate searches"
 
 
+class PassesCallbacks(BaseRetriever):
+    """A retriever around another one, to which it passes only callbacks, as most of LangChain's do."""
+
+    inner: BaseRetriever
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return self.inner.invoke(query, config={"callbacks": run_manager.get_child()})
+
+    async def _aget_relevant_documents(self, query, *, run_manager):
+        return await self.inner.ainvoke(query, config={"callbacks": run_manager.get_child()})
+
+
+@each(INVOKES)
+def test_rules_read_the_metadata_behind_another_retriever(search, call):
+    """Regression: the metadata was lost, so the rule did not match."""
+    gate = RetrievalGate("constant:never", always=[lambda question, metadata: metadata.get("tenant") == "a"])
+    outer = PassesCallbacks(inner=gate.guard(search))
+    assert texts(call(outer, "b", {"metadata": {"tenant": "a"}})) == ["about b", "shared"]
+    assert call(outer, "b", {"metadata": {"tenant": "b"}}) == []
+
+
 @each(INVOKES)
 def test_a_guarded_retriever_is_a_tool_as_any_retriever(guarded, call):
     """Regression: ``as_tool`` raised a TypeError about the type of its input."""

@@ -5,7 +5,8 @@ from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableLambda, RunnableSerializable
+from langchain_core.runnables import RunnableLambda, RunnableSequence, RunnableSerializable
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from pydantic import Field
 
 from rgate_integrations import Decision
@@ -15,7 +16,7 @@ from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.corpora import CorpusRetriever, format_documents
 from rgate_integrations.langchain.router import RetrievalRouter
 from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, EventRecorder, Reader, Shelf, Writer, answer_to
-from tests.langchain_fakes import BATCHES, STREAMS, Judge, each
+from tests.langchain_fakes import BATCHES, STREAMS, Judge, each, runs_named
 
 HELD, HELD_UNKNOWN = "who wrote the Zorba quartet", "who wrote the unknown Zorba quartet"
 
@@ -53,6 +54,20 @@ def test_a_batch_searches_each_question_once_and_calls_each_gate_once_a_part(cal
     assert [question for questions in judge.calls for question in questions] == started
     assert sorted(shelf.queries) == sorted(asked)
     assert sorted(writer.ended) == ["closed", "closed", "whole", "whole", "whole"]
+
+
+@each(STREAMS)
+def test_listeners_and_the_name_of_an_arm_are_for_its_answer(call):
+    """Regression: they saw two runs for each answer, one more for a known question, and a sequence lost its name."""
+    ended, collector = [], RunCollectorCallbackHandler()
+    arm = Shelf() | RunnableLambda(format_documents) | RunnableLambda(str)
+    listening = arm.with_listeners(on_end=lambda run: ended.append(run.outputs)).with_config(run_name="mine")
+    for retrieve in (listening, RunnableSequence(*arm.steps, name="mine")):
+        router = router_over(retrieve)
+        for question in ("the weather", HELD_UNKNOWN):
+            call(router, question, {"callbacks": [collector]})
+    assert ended == [{"output": f"[1] {TEXT}"}]
+    assert len(list(runs_named("mine", collector.traced_runs))) == 2
 
 
 def test_a_model_that_fails_retrieves(monkeypatch):

@@ -44,6 +44,19 @@ def test_a_known_answer_is_announced_once_and_chat_engines_give_it(style):
     assert ask(chat, "a known one?", style)[0] == KNOWN
 
 
+@every_style
+def test_events_of_the_direct_engine_have_a_tag(style):
+    """Regression: listeners could not tell a stopped answer from that of the wrapped engine."""
+    reads = over(Shelf(), streaming=style.endswith("stream"))
+    for question, retrieves in (("an unknown one?", True), ("a known one?", False)):
+        with hearing() as events:
+            ask(gated(Writer(), style=style, engine=reads), question, style)
+        named = [(type(event).__name__, "rgate_direct" in event.tags) for event in events]
+        assert ("LLMCompletionInProgressEvent", True) in named
+        assert ("RetrievalGateEvent", False) in named
+        assert (("RetrievalStartEvent", False) in named) is retrieves  # the direct engine's own has the tag
+
+
 @both_ways
 def test_an_engine_that_does_not_stream_is_judged_whole(call):
     judge = Reader()

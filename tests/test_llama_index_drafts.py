@@ -14,6 +14,7 @@ from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
 )
+from rgate_integrations.llama_index.answer_first import DIRECT_TAG
 from tests.fake_server import Fake
 from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, decisions_in, hearing
 
@@ -70,7 +71,7 @@ def test_listeners_can_tell_a_draft_from_the_answer(gate, call):
     with hearing() as events, instrument_tags({"tenant": "a"}):
         call(engine, "query", "a thing")
     heard = [event.tags for event in events if event.class_name().startswith("LLMCompletion")]
-    draft, answer = {"tenant": "a", DRAFT_TAG: True}, {"tenant": "a"}
+    draft, answer = {"tenant": "a", DRAFT_TAG: True}, {"tenant": "a", DIRECT_TAG: True}
     assert heard == [draft, draft, answer, answer], "the start and the end of each"
 
 

@@ -7,6 +7,7 @@ from unittest.mock import AsyncMock, Mock, patch
 import pytest
 from llama_index.core import (
     VectorStoreIndex,
+    get_response_synthesizer,
 )
 from llama_index.core import postprocessor as core
 from llama_index.core.chat_engine import (
@@ -403,6 +404,20 @@ def test_the_note_is_read_and_is_no_source(gate, engine, style, postprocessors):
         assert response.metadata["rgate"]["retrieve"] is (question == UNKNOWN)
     plain = ask(over(guarded.retriever), UNKNOWN, "query")[1]
     assert "rgate" not in plain.metadata  # a decision is not left for what is asked later
+
+
+async def test_a_response_has_the_decision_of_a_search_in_another_task(gate):
+    """Regression: in a workflow, or with ``use_async=True``, the decision was lost."""
+    shelf = Mock(Shelf, callback_manager=None)
+    shelf.aretrieve = AsyncMock(return_value=[NodeWithScore(node=TextNode(text="x"))])  # the same for all
+    guarded = GatedRetriever(shelf, gate)
+    questions = [UNKNOWN, f"{UNKNOWN} Really?"]
+    found = await asyncio.gather(*map(guarded.aretrieve, questions))
+    synthesizer = get_response_synthesizer(llm=MockLLM())
+    for question, nodes in zip(questions, found, strict=True):
+        response = await synthesizer.asynthesize(question, nodes)
+        assert response.metadata["rgate"]["question"] == question
+    assert "rgate" not in (await synthesizer.asynthesize(UNKNOWN, [*found[0], *found[1]])).metadata
 
 
 def test_a_document_forges_no_decision():

@@ -75,7 +75,7 @@ class QuotingGate:
     reads_history = True
 
     def decide_batch(self, requests):
-        raise quote(requests[0].question, *requests[0].history)
+        raise quote(requests[0].question, *requests[0].history, *map(str, requests[0].metadata.values()))
 
     async def adecide_batch(self, requests):
         self.decide_batch(requests)
@@ -106,6 +106,10 @@ FAILURES = {
     ),
     "an object that is a gate": (
         lambda: RetrievalGate(QuotingGate()).invoke(FOLLOW_UP),
+        "QuotingError: status 400",
+    ),
+    "a gate that quotes metadata": (
+        lambda: RetrievalGate(QuotingGate()).invoke("who?", {"metadata": {"note": TURN, "more": [PASSAGE]}}),
         "QuotingError: status 400",
     ),
     "an LLM that writes drafts": (

@@ -193,6 +193,65 @@ I have information for you: Paris. / As of my last update, it was Lyon. / Nonso 
 Non solo Roma / Der Film heißt 'Keine Ahnung'. / 抱歉，巴黎，我不知道。
 """
 
+REFUSALS_OF_LLMS = """
+Leider habe ich keinen Zugriff auf diese Informationen.
+Ich kann diese Frage nicht beantworten, weil mir die Daten fehlen.
+Leider kann ich Ihnen dazu keine Auskunft geben. / Es tut mir leid, ich weiß nicht, wann das Schwimmbad öffnet.
+Lamentablemente no tengo acceso a esa información.
+No puedo responder a esta pregunta porque me faltan los datos.
+Desafortunadamente, no cuento con información actualizada sobre ese evento.
+No sé quién es el director de esa escuela. / Malheureusement, je n'ai pas accès à ces données.
+Je ne peux pas répondre à cette question. / Je n'ai malheureusement pas connaissance de cet événement.
+Je ne sais pas qui dirige cette école. / Purtroppo non ho accesso a questi dati.
+Non posso rispondere a questa domanda. / Sfortunatamente non dispongo di dati aggiornati su questo evento.
+Scusa, non posso aiutarti con questo. / Infelizmente, não tenho acesso a esses dados.
+Não posso responder a essa pergunta. / Infelizmente não possuo dados atualizados sobre esse evento.
+Desculpa, não consigo ajudar com isso. / Helaas heb ik geen toegang tot die gegevens. / Ik weet het niet.
+Helaas beschik ik niet over actuele gegevens. / Sorry, daar kan ik je niet mee helpen.
+Niestety nie mam dostępu do tych informacji. / Nie mogę odpowiedzieć na to pytanie, ponieważ brakuje mi danych.
+Niestety nie dysponuję aktualnymi danymi. / Przykro mi, nie mogę w tym pomóc.
+К сожалению, у меня нет доступа к этим данным.
+Я не могу ответить на этот вопрос.
+К сожалению, я не обладаю актуальными данными.
+Извините, я не могу помочь с этим. / Maalesef bu bilgilere erişimim yok.
+Bu soruya cevap veremiyorum. / Ne yazık ki güncel verilere sahip değilim.
+Kusura bakmayın, bu konuda yardımcı olamam. / 很遗憾，我无法访问这些数据。 / 对不起，我无法回答这个问题。
+很抱歉，我没有最新的数据。 / 对不起，这个问题我无法回答。 / 残念ながら、その情報にアクセスできません。
+データがないため、この質問にはお答えできません。 / あいにく最新のデータを持ち合わせておりません。
+申し訳ございませんが、お手伝いできません。 / 죄송합니다. 해당 데이터에 접근할 수 없습니다.
+그 질문에는 답변드릴 수 없습니다. / 아쉽게도 최신 데이터를 보유하고 있지 않습니다.
+죄송합니다만 도와드릴 수 없습니다. / للأسف لا يمكنني الوصول إلى هذه المعلومات.
+لا أستطيع الإجابة عن هذا السؤال لأن البيانات تنقصني. / مع الأسف، لا تتوفر لدي بيانات حديثة.
+المعذرة، لا يمكنني مساعدتك في ذلك. / दुर्भाग्य से मेरे पास उस जानकारी तक पहुँच नहीं है।
+मैं इस प्रश्न का उत्तर नहीं दे सकता क्योंकि मेरे पास डेटा नहीं है।
+दुर्भाग्यवश मेरे पास नवीनतम आंकड़े नहीं हैं। / क्षमा करें, मैं इसमें आपकी मदद नहीं कर सकता।
+"""
+FOREIGN_ANSWERS = """
+Leider hat das Museum montags geschlossen.
+Es tut mir leid, dass Ihr Paket verspätet ist. Es kommt am Dienstag.
+Ich kann Ihnen sagen, dass der Eintritt 5 Euro kostet.
+Das Amt hat keine Informationen über die Tat veröffentlicht. / Lo siento, pero la respuesta es 42.
+Lamentablemente, murió en 1970. / No se puede entrar los lunes. / No tengo duda: fue Cervantes.
+Désolé, c'est Lyon. / Malheureusement, il est mort en 1970. / La Suisse n'a pas accès à la mer.
+On ne peut pas répondre sans définir le mot. / Mi dispiace, è Roma. / Purtroppo è morto nel 1970.
+Non ho dubbi: Dante. / Non sono un pirata è un romanzo. / Desculpe, é Lisboa.
+Infelizmente, ele morreu em 1970. / Não tenho dúvida: Camões. / Lamento o atraso: a encomenda chega na terça.
+Helaas is het museum maandag dicht. / Het spijt me dat je pakket te laat is; het komt dinsdag.
+Zwitserland heeft geen toegang tot de zee. / Je kunt de vraag niet los zien van de oorlog.
+Niestety muzeum jest w poniedziałki zamknięte. / Przykro mi, że paczka się spóźnia; dotrze we wtorek.
+Czechy nie mają dostępu do morza. / Nie można wejść w poniedziałek.
+К сожалению, он умер в 1970 году. / Извините, это Казань.
+У меня нет сомнений: Пушкин. / Мне нравится ответ: 42.
+Maalesef müze pazartesi günleri kapalı. / Üzgünüm, doğrusu Ankara. / Bu soruya cevap: 42.
+Başkan bu konuda bilgim yok dedi. / 很遗憾，博物馆周一闭馆。 / 抱歉，应该是1998年。
+我无法呼吸是2014年的一句口号。 / 没有他就没有新中国。 / 残念ながら、月曜日は休館です。
+申し訳ありませんが、答えは42です。 / スイスは海に面していません。 / データがない場合は0と表示されます。
+죄송하지만 정답은 42입니다. / 안타깝게도 박물관은 월요일에 쉽니다. / 서울입니다. 자세한 것은 모르겠습니다.
+그는 모르겠다고 말했다. / للأسف المتحف مغلق يوم الاثنين. / عذراً، الجواب هو 42. / ليس لدى سويسرا منفذ على البحر.
+ليس لدي شك: المتنبي. / मुझे खेद है कि आपका पार्सल देर से आ रहा है; वह मंगलवार को आएगा।
+दुर्भाग्य से संग्रहालय सोमवार को बंद रहता है। / नेपाल की समुद्र तक पहुँच नहीं है। / माफ़ कीजिए, 1998 में।
+"""
+
 
 def phrases(text):
     return text.strip().replace("\n", " / ").split(" / ")
@@ -208,7 +267,7 @@ def phrases(text):
         ("Unfortunately, I am unable to answer.", "a refusal"),
         ("As an AI language model, I have no opinion.", "a refusal"),
         ("I have no information about it.", "a refusal"),
-        *[(text, "a refusal") for text in phrases(DO_NOT_KNOW)],
+        *[(text, "a refusal") for text in phrases(DO_NOT_KNOW) + phrases(REFUSALS_OF_LLMS)],
         ('```json\n{"name": "search", "arguments": {}}', "a tool call"),
         ("[TOOL_CALLS][{", "a tool call"),
         ("<|channel|>commentary to=functions.search <|constrain|>json<|message|>{", "a tool call"),
@@ -216,7 +275,7 @@ def phrases(text):
         ("I cannot recommend a better book than Hamlet.", ""),
         ("I'm sorry to hear that. Restart it.", ""),
         ("No.", ""),
-        *[(text, "") for text in phrases(ANSWERS)],
+        *[(text, "") for text in phrases(ANSWERS) + phrases(FOREIGN_ANSWERS)],
         ('{"capital": "Paris"}', ""),
         ('{"name": "Hamlet", "author": "Shakespeare"}', ""),
     ],

@@ -438,3 +438,19 @@ def test_where_the_gate_fails_the_first_chain_or_every_retriever_searches(side, 
     asked = [name for name, queries in routed.queries.items() if queries]
     assert asked == (["docs"] if isinstance(routed, LangChain) else list(Librarian.corpora))
     assert routed.decision["error"]["message"] == "gate down"
+
+
+class BrokenLibrarian(Librarian):
+    """Knows where to search, but fails for every draft."""
+
+    def p_known(self, question, draft):
+        return 1 / 0 if draft else 0.5
+
+
+def test_a_judge_that_fails_searches_where_the_question_gate_says(side):
+    """Regression: the first chain or every retriever searched, although the first decision had named a corpus."""
+    question = "who wrote the Zorba quartet, by hr"
+    routed = side(judge=BrokenLibrarian(), question_gate=BrokenLibrarian(), names=Librarian.corpora)
+    assert f"{TEXT} hr" in routed.ask(question)
+    assert routed.queries == {"docs": [], "hr": [question], "web": []}
+    assert (routed.decision["corpus"], routed.decision["error"]["type"]) == ("hr", "ZeroDivisionError")

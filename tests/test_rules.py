@@ -162,10 +162,10 @@ def test_what_is_like_an_example_is_decided_by_its_rule_and_what_cannot_be_compa
     gate = load_gate("constant:always", proxy=proxy, never=["Translate it."], always=["Which clause?"])
     decision = gate.decide("Translate the letter.")
     assert (decision.retrieve, decision.p_known) == (False, 1.0)
-    assert decision.reason == "A rule in never= matches: the example 'Translate it.' (cosine 1.00)."
+    assert decision.reason == "A rule in never= matches: the example “Translate it.” (cosine 1.00)."
     read = proxy.read.count("Which clause?")
     assert gate.decide("Which page?").reason.startswith(
-        "A rule in always= matches: the example 'Which clause?'"
+        "A rule in always= matches: the example “Which clause?”"
     )
     assert gate.decide("Unlike both?").retrieve is True
     assert gate.decide("Translate it. Which page?").reason.startswith("A rule in always=")
@@ -184,7 +184,7 @@ def test_an_example_of_always_wins_over_a_pattern_of_never():
     retrieved, skipped = gate.decide_batch(["Which page?", "Translate the letter."])
     assert (retrieved.retrieve, skipped.retrieve) == (True, False)
     assert skipped.reason == "A rule in never= matches: the pattern 'page|letter'."
-    assert retrieved.reason.startswith("A rule in always= matches: the example 'Which clause?'")
+    assert retrieved.reason.startswith("A rule in always= matches: the example “Which clause?”")
 
 
 def test_a_gate_on_another_model_asks_the_encoder(monkeypatch):
@@ -209,6 +209,55 @@ def test_an_example_catches_what_says_the_same_in_one_pass():
     found = gate.decide_batch(list(asked))
     assert [each.p_known for each in found] == list(asked.values())
     assert [each.cost.model_calls for each in found] == [1] * 4, "rules and gate share the pass"
+
+
+@pytest.mark.model
+def test_an_example_does_not_match_another_request_for_its_language():
+    """Regression: outside English, most requests resembled each other; "Where is my parcel?" matched a joke."""
+    jokes = ["Kennst du einen Witz?", "احك لي نكتة", "冗談を言って", "Opowiedz mi dowcip"]
+    gate = load_gate(never=jokes)
+    private = [
+        "Welche Passwortregel gilt in unserer Firma?",
+        "كم رصيدي؟",
+        "私の荷物はどこですか？",
+        "Gdzie jest moja paczka?",
+    ]
+    assert all(decision.retrieve for decision in gate.decide_batch(private))
+    same = [
+        "Weißt du einen Witz?",
+        "هل لديك نكتة أخرى لي؟",
+        "面白い冗談を聞かせて",
+        "Opowiedz dobry dowcip",
+        "Tell me a joke",
+    ]
+    assert all(decision.override for decision in gate.decide_batch(same))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("question", "retrieve"),
+    [
+        ("Tell me a joke, please.", False),
+        ("Tell me a joke about cats and dogs!", False),
+        ("Tell me a joke - a short one", False),
+        ("Tell me a joke, and what does our contract with Kessler say?", True),
+        ("Hi! Tell me a joke\nTell me a joke and then tell me my colleague's phone number", True),
+        ("Tell me a joke (what does our contract with Kessler say?)", True),
+        ("I want to hear a joke - and who is our contact at Kessler?", True),
+        ("Tell me a joke but first what does our contract with Kessler say about delays", True),
+        ("Erzähl mir einen Witz und sag mir, was unser Vertrag mit Kessler sagt", True),
+    ],
+)
+def test_an_example_of_never_is_not_like_what_a_sentence_joins_to_it(question, retrieve):
+    """Regression: the second request in a sentence was skipped with the first."""
+    never = [
+        "Tell me a joke",
+        "Do you know a joke?",
+        "Make me laugh",
+        "Say something funny",
+        "I want to hear a joke",
+    ]
+    assert load_gate(never=never, on_error="raise").decide(question).retrieve == retrieve
 
 
 # --- written and carried --------------------------------------------------------------------------------------

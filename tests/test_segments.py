@@ -9,7 +9,9 @@ import pytest
 
 from rgate_integrations import Request, load_gate
 from rgate_integrations.runtime.segments import (
+    closing_question,
     count_words,
+    is_question,
     layout,
     outside_code,
     segments,
@@ -116,6 +118,52 @@ def test_the_layout_knows_a_question_in_any_script():
     assert [bool(layout(text)[0, 4]) for text in texts] == [True] * 3 + [False] * 2
 
 
+@pytest.mark.parametrize(
+    ("text", "asks"),
+    [
+        ("Why?", True),
+        ("(Why?)", True),
+        ("**Shall I?**", True),
+        ("_Shall I?_", True),
+        ("She asks: “Why?”.", True),
+        ("Why?! 😊", True),
+        ("老板问：“为什么？”", True),
+        ("Πού είναι;", True),
+        ("(Πού είναι\u037e)", True),
+        ("Πού είναι η Kessler;", True),
+        ("We left; it rained;", False),
+        ("Why? Because it rained.", False),
+        ("😊", False),
+        ("", False),
+    ],
+)
+def test_what_is_a_question(text, asks):
+    assert is_question(text) == asks
+
+
+OFFER = "Shall I look up what our contract says?"
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [
+        (f"It is blue. {OFFER}", OFFER),
+        (f"It is blue.\n\n**{OFFER}**", f"**{OFFER}**"),
+        (f"It is blue. {OFFER} 😊", OFFER),
+        (f"{OFFER} Just let me know! I'm happy to help. 😊", OFFER),
+        (f"{OFFER} It is. It was. It will be.", ""),
+        (f"{OFFER} There is also a clause about what happens if a part is late.", ""),
+        ("If you like, I can look it up.", "If you like, I can look it up."),
+        ("Wenn Sie möchten, sehe ich nach. Gern!", "Wenn Sie möchten, sehe ich nach."),
+        ("Why is the sky blue? It scatters light.", ""),
+        ("Get it if you can.", ""),
+        ("", ""),
+    ],
+)
+def test_the_question_that_ends_a_turn(turn, expected):
+    assert closing_question(turn) == expected
+
+
 @pytest.mark.parametrize("character", [" ", "\t", "?", ".", "(", "'", "\u00a0", "\n"])
 def test_a_run_of_one_character_is_walked_once(character):
     text = "Who" + character * 1_000_000 + "wrote it?"
@@ -194,6 +242,9 @@ LONG = f"{TWENTY.strip()}. {'And it rained. ' * 20}"
         (f"assistant: {LONG}", f"assistant: {TWENTY.strip()}."),
         (f"assistant: Yes. {LONG}", f"assistant: Yes. {TWENTY.strip()}."),
         (f"assistant: {LONG}\nShall I go on?", f"assistant: {TWENTY.strip()}. Shall I go on?"),
+        (f"assistant: {LONG}\n**Shall I go on?** 😊", f"assistant: {TWENTY.strip()}. **Shall I go on?**"),
+        (f"assistant: {LONG}\nShall I go on? Say so!", f"assistant: {TWENTY.strip()}. Shall I go on?"),
+        (f"assistant: {LONG}\nWhy? It rained.", f"assistant: {TWENTY.strip()}."),
         (f"user: {LONG}\nWhat is that?", f"user: {TWENTY.strip()}. What is that?"),
         (f"user: {LONG}\nSummarise that.", f"user: {TWENTY.strip()}. Summarise that."),
         ("assistant: " + "雨" * 200, "assistant: " + "雨" * 200),  # one sentence
@@ -203,6 +254,9 @@ LONG = f"{TWENTY.strip()}. {'And it rained. ' * 20}"
         "long",
         "a short sentence first",
         "a question",
+        "an offer in bold type",
+        "an offer before a short sentence",
+        "a question with its answer",
         "user's question",
         "user's",
         "Chinese",
@@ -288,3 +342,24 @@ def test_what_is_outside_code(text, outside):
 def test_a_question_below_code_with_docstrings_is_judged_by_itself(code, question, retrieves):
     """Regression: the encoder took it for text to work on, like the docstring."""
     assert load_gate().decide(f"{inspect.getsource(code)}\n\n{question}").retrieve == retrieves
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Was geschah am 3. Oktober 1990 in Berlin?", 1),
+        ("Wer regierte Kornbach im 19. Jahrhundert?", 1),
+        ("Wann wurde der 1. FC Kornbach gegründet?", 1),
+        ("Das Amt ist in der Lindenstr. 12, ca. 3 km von hier.", 1),
+        ("Vive en la Avda. América 4 o en EE. UU. desde 1990.", 1),
+        ("Siedziba jest przy ul. Mickiewicza 5.", 1),
+        ("Lo dirige il dott. Rossi dal 1990.", 1),
+        ("डॉ. शर्मा कब मिलेंगे?", 1),
+        ("ما رقم د. أحمد", 1),
+        ("I am 30. What pension plan fits me?", 2),
+        ("Er kam 1990. Das war gut.", 2),
+        ("Das Wetter ist gut. Morgen regnet es.", 2),
+    ],
+)
+def test_ordinals_and_abbreviations_of_other_languages_end_no_sentence(text, number):
+    assert len(segments(text)) == number

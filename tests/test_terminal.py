@@ -23,6 +23,7 @@ from rgate_integrations.cli.terminal import (
     say,
     say_error,
     say_table,
+    shorten,
 )
 from rgate_integrations.errors import ConfigurationError, RGateError
 from tests.commands import process
@@ -125,6 +126,19 @@ def test_questions_that_are_not_utf_8_are_refused_in_each_locale(locale):
     assert b"Standard input is not UTF-8 in line 2" in done.stderr
     assert b"caf" not in done.stdout
     assert b"Traceback" not in done.stderr
+
+
+def test_what_standard_output_cannot_encode_is_escaped():
+    """Regression: with the encoding of a pipe on Windows, a Japanese question was a traceback."""
+    done = process(*ALWAYS, "今日 Ä", env=ENVIRONMENT | {"PYTHONIOENCODING": "cp1252"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u4eca\u65e5 " + "Ä".encode("cp1252") in done.stdout
+
+
+def test_a_long_text_ends_in_an_ellipsis():
+    assert shorten("a\n passage", 9) == "a passage"
+    assert shorten("a\n passages", 9) == "a passag…"
+    assert shorten("a passa es", 9) == "a passa…"
 
 
 class Dialogue(io.RawIOBase):

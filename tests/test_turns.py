@@ -46,6 +46,10 @@ TURNS = ("user: Hello!", "assistant: Hi!", f"user: {ASKED}", FAILED)
         (("Once more!", *TURNS, "user: Try again.", FAILED), (f"{ASKED}\nOnce more!", 2)),
         (("Thanks!", *TURNS), ("Thanks!", 0)),
         (("Traduis ta réponse en espagnol.", *TURNS), ("Traduis ta réponse en espagnol.", 0)),
+        (("Kannst du das kürzer machen?", *TURNS), ("Kannst du das kürzer machen?", 0)),
+        (("Ok, dobrze wiedzieć.", *TURNS), ("Ok, dobrze wiedzieć.", 0)),
+        (("语气正式一些。", *TURNS), ("语气正式一些。", 0)),
+        (("Und wenn wir verlängern?", *TURNS), ("Und wenn wir verlängern?", 4)),
         (("And that on our car?", *TURNS), ("And that on our car?", 4)),
         (("Try again.", FAILED), ("Try again.", 1)),  # nothing is known of what it retries
         (
@@ -55,6 +59,16 @@ TURNS = ("user: Hello!", "assistant: Hi!", f"user: {ASKED}", FAILED)
         (
             ("4411-8820", "assistant: Could you give me your order number? It is in the e-mail."),
             ("Could you give me your order number?\n4411-8820", 1),
+        ),
+        (
+            ("4411-8820", "assistant: Which order is it? You find the number at the top of the e-mail."),
+            ("Which order is it?\n4411-8820", 1),
+        ),
+        (("Thanks!", "assistant: It is. **Shall I look it up?** 😊"), ("Shall I look it up?\nThanks!", 1)),
+        (("Thanks!", "assistant: It is. If you like, I can look it up."), ("Thanks!", 0)),
+        (
+            ("Yes, please.", "assistant: It is. If you like, I can look it up."),
+            ("If you like, I can look it up.\nYes, please.", 1),
         ),
         (("at 3 then", "assistant: Is there anything else? Just ask."), ("at 3 then", 1)),
         (("Thanks!", "assistant: Done. Anything else?"), ("Thanks!", 0)),
@@ -142,6 +156,48 @@ def test_an_offer_of_nothing_in_particular_makes_nothing_needy(default_gate, off
     messages = (EASY, "Translate 'cheese' into German.", "No, thank you.", "Thanks, bye!", ASKED)
     requests = [Request(each, ["user: Hello", f"assistant: Hello! {offer}"]) for each in messages]
     assert [d.retrieve for d in default_gate.decide_batch(requests)] == [False] * 4 + [True]
+
+
+ANSWER = "Photosynthesis turns light into energy. " + "The leaves of a plant take in carbon dioxide. " * 10
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "end",
+    [
+        "**{}**",
+        "({})",
+        "{} 😊",
+        "{} Just let me know!",
+        "{}\n\nI'm happy to help.",
+        "If you like, I can look up what our contract with Kessler says.",
+        "Να ψάξω τι λέει η σύμβασή μας με την Kessler;",
+    ],
+)
+def test_an_accepted_offer_retrieves_whatever_is_around_it(end):
+    """Regression: unless the turn ended in a question mark, "Yes, please." was skipped."""
+    offer = end.format("Shall I look up what our contract with Kessler says about delays?")
+    history = ["user: How does photosynthesis work?", f"assistant: {ANSWER}{offer}"]
+    requests = [Request(message, history) for message in ("Yes, please.", "sure", "go ahead")]
+    assert [decision.retrieve for decision in load_gate().decide_batch(requests)] == [True] * 3
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "end",
+    [
+        "And at night? Plants breathe like us.",
+        "Who signed it? Ms Petrova did.",
+        "If you like, I can look up what our contract says.",
+        "**Anything else?** 😊",
+    ],
+)
+def test_thanks_after_a_question_with_its_answer_or_a_mere_possibility_need_nothing(end):
+    history = ["user: How does photosynthesis work?", f"assistant: {ANSWER}{end}"]
+    requests = [
+        Request(message, history) for message in ("Thanks!", "Great!", "Translate that into Italian.")
+    ]
+    assert [decision.retrieve for decision in load_gate().decide_batch(requests)] == [False] * 3
 
 
 LIST = (

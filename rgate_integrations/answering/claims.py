@@ -18,7 +18,7 @@ from rgate_integrations.decision import Decision, Draft, Frozen, Text
 from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.replies import describe_non_answer
-from rgate_integrations.runtime.segments import segments
+from rgate_integrations.runtime.segments import FOREIGN_ABBREVIATIONS, segments
 from rgate_integrations.runtime.text import normalise
 
 
@@ -210,7 +210,8 @@ _MARKS = re.compile(
 _ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
 _CAPITALS = "".join(filter(str.isupper, map(chr, range(0x2000))))  # all but those of rare scripts
 _ABBREVIATION = re.compile(
-    rf"(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[{_CAPITALS}]|\w(?:\.\w)+)\.$"
+    rf"(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[{_CAPITALS}]|\w(?:\.\w)+"
+    rf"|[dpsuz]|os|ok|prof|{FOREIGN_ABBREVIATIONS})\.$"
 )
 _PRONOUN = re.compile(
     r"^(?:(?P<person>he|she|they|(?P<possessor>his|her|their))|it|this|that|these|those|(?P<owner>its))\b"
@@ -252,7 +253,8 @@ _WHO = re.compile(rf"(?i:who)\b(?!(?:'s|’s| is| was| are| were) (?:the |[{_CAP
 _AGENT = re.compile(rf"\bby (?!\d)({_RUN})")
 # What a request begins with; its capital letter makes no name of it.
 _ASKS = re.compile(
-    r"^(?:please )?(?:tell|give|list|name|explain|describe|show|find|compare|define|summari[sz]e)\b(?: me\b)?"
+    r"^(?:(?:please )?(?:tell|give|list|name|explain|describe|show|find|compare|define|summari[sz]e)\b(?: me\b)?"
+    r"|\w+ Sie\b(?: (?:mir|uns|bitte|vielleicht|zufällig|sagen|erklären)\b)*,?)"  # "Könnten Sie mir sagen, …"
     r"(?=\W+\w)",  # unless nothing follows
     re.IGNORECASE,
 )

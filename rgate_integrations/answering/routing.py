@@ -376,8 +376,8 @@ class RoutedCall(ABC, Generic[_Input]):
         if item.screening is not None:
             changes["cost"] += item.screening.cost
             changes["warnings"] = tuple(dict.fromkeys((*item.screening.warnings, *decision.warnings)))
-            if self.strategy.chooses_corpus and self.search_task is not None:
-                # The search has already used the corpora of the screening.
+            if self.strategy.chooses_corpus and (self.search_task is not None or not decision.corpora):
+                # The search has already used the corpora of the screening, or judging the answer failed.
                 decision = decision.model_copy(update={"corpora": item.screening.corpora})
         # The retrieve arm may search for the draft's claims, but not every gate returns the draft.
         if decision.draft is None and isinstance(item.draft, Draft):

@@ -5,6 +5,7 @@ Modules of this package hold a few commands each. Heavy imports happen inside th
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -62,6 +63,8 @@ app.add_typer(corpus.index, name="index")
 def main() -> None:
     """Run the command line; exit code 1 after an error, 2 for invalid options, 130 after Ctrl-C."""
     print_log(logging.WARNING)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # it may not be UTF-8, as in a pipe on Windows
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except (RGateError, OSError) as error:

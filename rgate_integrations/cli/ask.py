@@ -28,6 +28,7 @@ from rgate_integrations.cli.terminal import (
     ThresholdOption,
     print_json,
     say,
+    shorten,
 )
 from rgate_integrations.errors import DataFormatError, RGateError
 
@@ -157,7 +158,7 @@ def _answer(
     for query in plan.texts:
         say(f"searched       {query}")
     for hit in hits:
-        say(f"found     {hit.score:.2f} {' '.join(hit.passage.searchable.split())[:110]}")
+        say(f"found     {hit.score:.2f} {shorten(hit.passage.searchable, 110)}")
     say(f"answer         {answer.text}", bold=True)
     stages = {"gate": decided - start, "search": searched - decided, "answer": answered - searched}
     for stage, seconds in stages.items():
@@ -216,7 +217,7 @@ def _print_decision(question: str, decision: Decision) -> None:
         return
     word, colour = ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
     say(f"{word:8} ", nl=False, fg=colour)
-    say(f"{decision.p_known:.2f}  {' '.join(decision.question.split())[:120]}")
+    say(f"{decision.p_known:.2f}  {shorten(decision.question, 120)}")
     if decision.p_covered is not None:
         where = f" in {', '.join(decision.corpora)}" if decision.retrieve else ""
         say(f"               covered with probability {decision.p_covered:.2f}{where}", dim=True)

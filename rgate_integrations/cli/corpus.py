@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations.cli.terminal import NOT_WRITTEN, load_object, progress_bar, say
+from rgate_integrations.cli.terminal import NOT_WRITTEN, load_object, progress_bar, say, shorten
 from rgate_integrations.errors import (
     ConfigurationError,
     DataFormatError,
@@ -73,7 +73,7 @@ def search(
     for query, hits in zip(queries, open_index(folder).search(queries, k), strict=True):
         say(query, bold=True)
         for hit in hits:
-            say(f"  {hit.score:.2f}  {' '.join(hit.passage.searchable.split())[:160]}")
+            say(f"  {hit.score:.2f}  {shorten(hit.passage.searchable, 160)}")
 
 
 def open_index(folder: Path | None) -> PassageIndex:

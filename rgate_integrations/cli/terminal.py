@@ -255,6 +255,12 @@ def say(text: str = "", *, err: bool = False, **style: Any) -> None:
     typer.secho(_COMMANDS.sub("", text), err=err, color=color, **style)
 
 
+def shorten(text: str, width: int) -> str:
+    """Return a text on one line, which ends in "…" if the text has more than ``width`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
+
+
 def say_table(names: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool = False) -> None:
     """Print rows as a table with column names, or each row as a JSON object."""
     if as_json:

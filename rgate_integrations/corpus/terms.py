@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from rgate_integrations.models.encoder import Encoder
-from rgate_integrations.runtime.text import plain_text
+from rgate_integrations.runtime.text import MARKS, plain_text
 
 MAX_TELLING, _MAX_NAMES = 300, 2_000
 _MAX_WORD_CHARS = 40
 # Scripts whose words may touch a code: Hebrew, Arabic, Thai and their neighbours, kana, Han, Hangul.
 _GLUED = "\u0590-\u1dff\u3040-\ud7ff"
-_TOKEN = re.compile(rf"[^\W{_GLUED}]+(?:[.\-][^\W{_GLUED}]+)*|(?:(?=[{_GLUED}])\w)+")
+_TOKEN = re.compile(rf"[^\W{_GLUED}]+(?:[.\-][^\W{_GLUED}]+)*|(?:(?=[{_GLUED}])[\w{MARKS}])+")
 _HYPHENS = str.maketrans("\u2010\u2212", "--")  # a hyphen and a minus that stand for "-" in codes
 # Superscripts, subscripts, fractions, and signs such as ™: with plain letters, "km²" would read like a code.
 _SMALL = re.compile(
@@ -94,7 +94,8 @@ def _proper_names(
     passages: Sequence[str], counts: Counter[str], total: int, encoder: Encoder
 ) -> Iterator[str]:
     """Yield names of products and companies: always capitalised, frequent in these passages, and rare elsewhere."""
-    capitalised = Counter(word for passage in passages for word in _CAPITALISED.findall(passage))
+    words = (word for passage in passages for word in _CAPITALISED.findall(passage))
+    capitalised = Counter(word for word in words if word[0].isupper())  # many scripts have no capitals
     if capitalised.total() > _MAX_CAPITALISED * total:
         return
     lower = {word for passage in passages for word in _TOKEN.findall(passage) if word[0].islower()}

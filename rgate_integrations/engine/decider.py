@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias, Unpack
 
@@ -241,6 +242,8 @@ class Decider(ABC):
         private: list[str] = []
         for request in requests:
             private += [request.question, *request.history]
+            with suppress(Exception):  # an application's object may not be printable
+                private.append(str(dict(request.metadata)))
             if request.draft is not None:
                 private.append(request.draft.text)
         logger.warning(

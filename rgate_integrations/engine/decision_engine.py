@@ -203,12 +203,12 @@ class DecisionEngine(Decider):
         """Queue the requests, wait, and return their decisions or errors, in order.
 
         Raises:
-            ConfigurationError: ``llm`` calls this gate itself.
+            ConfigurationError: A decision of this gate calls it, for example in ``llm`` or in a rule.
         """
         if _JUDGING.get() is self:
             raise ConfigurationError(
-                "llm= contains the gate itself, so each decision would wait for another one.",
-                hint="Give llm= the model that answers, not a chain that contains the gate.",
+                "llm= or a rule contains the gate itself, so each decision would wait for another one.",
+                hint="Give llm= the model that answers, and call another gate in a rule.",
             )
         limits = [self.timeout if request.timeout is None else request.timeout for request in requests]
         # All decisions are returned together, so the longest limit applies.

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from rgate_integrations.decision import Request
 from rgate_integrations.runtime.segments import (
-    QUESTION_MARKS,
     USER,
     count_words,
     drop_label,
+    is_question,
     segments,
     split_transcript,
 )
@@ -121,7 +121,7 @@ def list_search_texts(question: str, history: Sequence[str] = ()) -> list[str]:
         half = MAX_READ_CHARACTERS // 2
         last = f"{last[:half]}\n{last[-half:]}"
     if len(last) > _MAX_EARLIER_CHARACTERS:
-        asked = " ".join(segment for segment in segments(last) if segment.endswith(QUESTION_MARKS))
+        asked = " ".join(segment for segment in segments(last) if is_question(segment))
         last = (asked or last)[:_MAX_EARLIER_CHARACTERS]
     joined = f"{last}\n{question}"
     return [question, joined] if _is_searchable(question) and not is_follow_up(question) else [joined]

@@ -12,7 +12,7 @@ from rgate_integrations.gates.base import Gate, Score, ScoreSpec
 from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
 from rgate_integrations.gates.turns import resolve_turns
-from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, drop_repeated, segments
+from rgate_integrations.runtime.segments import BLANK_LINE, drop_repeated, is_question, segments
 from rgate_integrations.runtime.text import detect_encoding, plain_text
 
 MAX_READ_WHOLE = 2_500
@@ -23,9 +23,10 @@ in longer ones, it takes pasted text for questions."""
 _END_CHARACTERS = _MIDDLE_CHARACTERS = 600
 # Maximum characters of the middle to search for such sentences, because splitting a book takes seconds.
 _MAX_MIDDLE_CHARACTERS = 200_000
-# Beginnings of sentences that ask for something, also as items of a list. A match only means that the gate reads it.
+# Beginnings of sentences that ask for something, also in a list, brackets or quotes. A match only means that the gate
+# reads it.
 _ASKS = re.compile(
-    r"(?:[-*•>]+\s*|\(?\w{1,2}[.)]\s*)?"
+    r"(?:[-*•>]+\s*|\(?\w{1,2}[.)]\s*)?[\"'(\[*_“‘«„]*"
     r"(?:who|whom|whose|what|when|where|which|why|how|is|are|was|were|do|does|did|can|could|has|have|had|will|would"
     r"|tell|name|give|list|find|explain|describe|define|write|draft|make|create|turn|summari[sz]e|translate|rewrite"
     r"|show|check|compare|book|send|please|i want|i need)\b",
@@ -160,5 +161,5 @@ def _asking_sentences(text: str) -> Iterator[str]:
     for paragraph in BLANK_LINE.split(text):
         sentences = segments(paragraph)
         for sentence in sentences:
-            if len(sentences) == 1 or sentence.endswith(QUESTION_MARKS) or _ASKS.match(sentence):
+            if len(sentences) == 1 or is_question(sentence) or _ASKS.match(sentence):
                 yield sentence

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import PlainSerializer, ValidationError
 
 from rgate_integrations.decision import Cost, Draft, Frozen, Options, Outcome, Override, Threshold
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, RefusalError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.models.base import Proxy
@@ -338,6 +338,10 @@ class ScoreSpec(EvidenceSpec[Score]):
     def needs(self) -> Specs:
         """The evidence that the gate always needs; `compute` adds what `Gate.look_closer` asks for."""
         return self.gate.specs
+
+    def accepts(self, error: Exception) -> bool:
+        """Return whether the error is a refusal and the gate has corpora: it says where to search all the same."""
+        return isinstance(error, RefusalError) and bool(self.gate.corpora)
 
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
         """Return the score of every question; for one that fails, its error. The others are still scored."""

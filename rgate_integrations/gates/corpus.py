@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, PlainSerializer, model_validator
 
 from rgate_integrations.corpus.profile import CorpusProfile
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, RefusalError
 from rgate_integrations.gates.base import Gate, InnerGate, Score, ScoreSpec, Specs, share_with_inner
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec, encoder_pass
@@ -19,7 +19,7 @@ from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.encoder_file import LAYERS
 from rgate_integrations.runtime.arrays import BoolArray, unit
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words
+from rgate_integrations.runtime.segments import count_words, is_question
 
 _VECTOR = PooledLayer(LAYERS, "question", "mean")  # scaled to length 1, the encoder's sentence vector
 COVERED = 0.5
@@ -101,6 +101,9 @@ class CorpusGate(Gate):
     | is about none | the LLM knows | direct |
     | is about none | private or fresh | retrieve: a source without a profile may hold it |
     | is about none | the LLM may not know | ``when_uncovered`` |
+
+    If the LLM's draft is a refusal, such as "I don't know", it may not know, and `p_known` is 0; where no row
+    applies but the inner gate's, an override retrieves.
 
     Attributes:
         inner: Estimates what the LLM knows. Only one whose `question_gate` is a `HeadsGate` recognises that a
@@ -193,7 +196,10 @@ class CorpusGate(Gate):
 
     def score(self, evidence: Evidence) -> Score:
         """Add coverage to the inner gate's score, and decide by the table of `CorpusGate`."""
-        score = evidence[ScoreSpec(self.inner)]
+        try:
+            score, refusal = evidence[ScoreSpec(self.inner)], ""
+        except RefusalError as error:  # the LLM does not know, but the corpora may
+            score, refusal = self._score_refusal(evidence, error.message), error.message
         asking = self._asking(evidence)
         ranked = self._cover(evidence, self._states_spec, asking)
         if self._alone_spec in evidence.pieces:
@@ -208,22 +214,29 @@ class CorpusGate(Gate):
             if best.p < COVERED or coverage.p >= COVERED
         )
         score = replace(score, p_covered=best.p, corpora=corpora)
+        by_inner = replace(score.overridden(refusal), reason="") if refusal else score
         if not asking.any():
-            return score
+            return by_inner
         if best.p >= COVERED:
             prefer = self.prefer or ("corpus" if best.profile.is_specific else "llm")
-            return score.overridden(best.reason) if prefer == "corpus" else score
+            return score.overridden(best.reason) if prefer == "corpus" else by_inner
         thresholds = (evidence.request.threshold, score.threshold, self.threshold)
         threshold = next(value for value in thresholds if value is not None)
         private_or_fresh = score.signals.get("private", 0.0) + score.signals.get("fresh", 0.0)
-        settled = score.override is not None or score.p_known >= threshold or private_or_fresh >= COVERED
-        if settled or self.when_uncovered == "retrieve":
-            return score
+        knows = score.p_known >= threshold and not refusal
+        if knows or score.override or private_or_fresh >= COVERED or self.when_uncovered == "retrieve":
+            return by_inner
         reason = (
             f"No corpus covers the question (highest P(covered) {best.p:.2f}), "
             "and the LLM may not know the answer."
         )
         return replace(score.overridden(reason, retrieve=False), outcome=self.when_uncovered)
+
+    def _score_refusal(self, evidence: Evidence, refusal: str) -> Score:
+        """Return the score of a request whose answer the LLM refused: P(known) is 0, the rest is by the question."""
+        heads = self.inner.question_gate()
+        score = heads.score(evidence) if isinstance(heads, HeadsGate) else Score(0.0, "")
+        return replace(score, p_known=0.0, reason=refusal)
 
     def _asking(self, evidence: Evidence) -> BoolArray:
         """Return whether each segment asks anything, shape (segments,).
@@ -246,7 +259,7 @@ class CorpusGate(Gate):
         least = np.zeros(len(texts))
         # In several lines, the question may be about pasted text, or one in a chat that a program quotes.
         if "\n" not in evidence.question:
-            least[[text.endswith(QUESTION_MARKS) for text in texts]] = _MIN_QUESTION_LOGIT
+            least[list(map(is_question, texts))] = _MIN_QUESTION_LOGIT
             if evidence.request.history:
                 is_pasted[:] = False  # the text that a short message works on is in the earlier turns
         alone = (nothing >= NOTHING_ASKED) & (heads.self_contained_logits(evidence) > least)

@@ -23,7 +23,7 @@ from rgate_integrations.decision import Finite, Frozen, Probability
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import SHIPPED
-from rgate_integrations.runtime.text import IDEOGRAPHS
+from rgate_integrations.runtime.text import IDEOGRAPHS, MARKS
 
 FILE = "helps.json"
 """Name of the model's file in its folder."""
@@ -35,7 +35,9 @@ SEARCH_FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
 """Names of the features that `search_features` returns, in order."""
 
 # A Han character is a word, and so is a run of katakana; hiragana are mostly particles and endings.
-_WORD = re.compile(rf"[\u3400-\u9fff]|[\u30a1-\u30fa][\u30a1-\u30fa\u30fc]*|[^\W_{IDEOGRAPHS}]+")
+_WORD = re.compile(
+    rf"[\u3400-\u9fff]|[\u30a1-\u30fa][\u30a1-\u30fa\u30fc]*|[^\W_{IDEOGRAPHS}]+(?:[{MARKS}]+[^\W_{IDEOGRAPHS}]*)*"
+)
 _PLURAL = re.compile(r"(?<=..[^s])s$")
 _STOPWORDS = frozenset(
     _WORD.findall(

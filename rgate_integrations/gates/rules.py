@@ -3,7 +3,7 @@
 For example, a rule makes questions about contracts retrieve without training a gate. A rule is an example, a pattern
 or a function. Requests are compared with examples by the encoder's hidden states at layer 8, which the
 default gate reads anyway. These states are much the same for all requests, so their mean is subtracted. The
-rest is projected onto the directions in which requests differ most, each scaled to the same variance.
+rest is projected onto the directions in which requests in one language differ most, each scaled to the same variance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array, unit
 from rgate_integrations.runtime.files import SHIPPED, read_file
 from rgate_integrations.runtime.records import first_problem
-from rgate_integrations.runtime.segments import Segmented
+from rgate_integrations.runtime.segments import Segmented, segments, split_joined
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
 """An example, a pattern to search for, or a function of the question and perhaps of an argument ``metadata``."""
@@ -53,6 +53,13 @@ class RuleOptions(TypedDict, total=False):
 ALIKE = 0.28
 """Minimum cosine for a segment (sentence or line) to count as similar to an example; from ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
+# More that joins a request of at least four words to another: "I want a joke - and who is our contact in Ulm?"
+_JOINT = re.compile(
+    r"\((?=[^()]*\?\))"
+    r"|(?:\s[-–—]+\s|,?\s(?:but|aber|maar|mais|pero|ma|mas)\s|\sand\s(?=w\w+['’]s\s)|,\s(?=(?:please|bitte)\s))"
+    r"(?=[^\W\d_]{2}\S*(?:\s+\S+){3})",
+    re.IGNORECASE,
+)
 _MAX_SHOWN = 60  # maximum characters of an example to quote in a reason
 
 _WrittenPattern: TypeAlias = Annotated[
@@ -163,11 +170,18 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     def compute(self, context: Context) -> list[Piece[Score | None]]:
         """Return the result of `compare` for each request; the examples are read once per engine."""
         layer = self.states.segments.index(LAYER)
-        requests = [to_directions(read.segments[:, layer]) for read in context.get(self.states)]
         encoder = require_states(context.use_proxy(ENCODER))
         texts = [example for _, example in self.examples]
         examples = context.memory(self, lambda: to_directions(read_text_states(texts, encoder)))
-        return [Piece(self.compare(request @ examples.T)) for request in requests]
+        pieces = []
+        for read in context.get(self.states):
+            score = self.compare(to_directions(read.segments[:, layer]) @ examples.T)
+            # What a sentence joins to a request that skips may ask for something else.
+            parts = [part for text in read.texts for part in segments(_JOINT.sub("\n", split_joined(text)))]
+            if score is not None and score.p_known == 1 and len(parts) > len(read.texts):
+                score = self.compare(to_directions(read_text_states(parts, encoder)) @ examples.T)
+            pieces.append(Piece(score))
+        return pieces
 
     def compare(self, likeness: Float64Array) -> Score | None:
         """Return a score with an override for the first example that a request resembles; None if it resembles none.
@@ -181,7 +195,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         for (name, example), cosines in zip(self.examples, likeness.T, strict=True):
             cosine = cosines.max() if name == "always" else cosines.min()
             if cosine >= ALIKE:
-                return _rule_score(name, f"the example {example[:_MAX_SHOWN]!r} (cosine {cosine:.2f}).")
+                return _rule_score(name, f"the example “{example[:_MAX_SHOWN]}” (cosine {cosine:.2f}).")
         return None
 
 
@@ -269,7 +283,7 @@ def to_directions(states: Float32Array) -> Float64Array:
 
 @cache
 def known_directions() -> tuple[Float64Array, Float64Array]:
-    """Return the shipped mean of requests' states, and the scaled directions in which they differ most.
+    """Return the shipped mean of requests' states, and the scaled directions in which they differ within a language.
 
     Returns:
         Shapes (hidden size,) and (hidden size, directions).

@@ -23,25 +23,21 @@ from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.segments import (
     ASSISTANT,
-    QUESTION_MARKS,
     USER,
+    closing_question,
     count_words,
     drop_label,
-    segments,
+    is_question,
     split_transcript,
     user_turns,
 )
 from rgate_integrations.runtime.unfolding import unfold
 
 # Minimum cosine of a message that is similar to an example; chosen by benchmarks/conversations.py.
-_MIN_COSINE = 0.55
+_MIN_COSINE = 0.45
 _MAX_WORDS = 12  # maximum words of a message to compare; longer messages say what they want
 _MAX_TURNS = 8  # number of user turns to search for the question that a retry repeats
 _SHORT = 5  # maximum words of a question that may be a reply, such as "Why not?", and of a reply such as "order 4411"
-_MAX_AFTER_QUESTION = (
-    2  # maximum sentences after a question to which such a reply belongs: "It is on the invoice."
-)
-_MAX_END = 2_000  # characters of the end of a turn to search for a question
 RETRY, REMARK, OPEN, OTHER = "retry", "remark", "open", "other"
 _EXAMPLES = {
     RETRY: (
@@ -140,6 +136,18 @@ _EXAMPLES = {
         "翻译成英文。",
         "短一点。",
         "英語に訳して。",
+        "Możesz to streścić?",
+        "En forma de lista, por favor.",
+        "В виде списка.",
+        "Certo, entendido.",
+        "Спасибо, помогло.",
+        "Skriv det mer formellt.",
+        "Nic więcej, na razie.",
+        "Schrijf het wat formeler.",
+        "写得正式一点。",
+        "더는 없어요, 안녕히 계세요.",
+        "Kan du sammanfatta?",
+        "As bullet points.",
     ),
     OPEN: (
         "How can I help you?",
@@ -181,6 +189,7 @@ _EXAMPLES = {
         "Посмотреть?",
         "要我查一下吗？",
         "お調べしましょうか？",
+        "Explain.",
         "Tell me more about it.",
         "Go on.",
         "Continue.",
@@ -314,36 +323,30 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
                 return replace(request, question=f"{turns}\n{request.question}", history=before)
     question = _question_before(request)
     if not question and any(map(str.isdigit, request.question)) and count_words(request.question) <= _SHORT:
-        question = _question_before(request, _MAX_AFTER_QUESTION)
+        question = _question_before(request, before_any=True)
         if kinds.get(question) == OPEN:
             return request
     is_open = kinds.get(question) == OPEN
-    # Thanks and edits are complete by themselves, unless they answer an offer ("Shall I translate it?").
-    if kind == REMARK and (is_open or not question):
+    # Thanks and edits are complete by themselves, unless they answer a question ("Shall I translate it?").
+    if kind == REMARK and (is_open or not is_question(question)):
         return replace(request, history=())
-    is_question = request.question.endswith(QUESTION_MARKS) and count_words(request.question) > _SHORT
-    if not question or is_question:
+    if not question or (is_question(request.question) and count_words(request.question) > _SHORT):
         return request
     # Move the question from the end of the assistant's turn to the front of the user's reply; drop a general
     # offer.
     *before, last = request.history
-    rest = last.removesuffix(question).strip()
+    rest = last.replace(question, "").strip()
     if rest != ASSISTANT.strip():
         before.append(rest)
-    text = request.question if is_open else f"{question}\n{request.question}"
+    text = request.question if is_open else f"{question.strip('*_')}\n{request.question}"
     return replace(request, question=text, history=before)
 
 
-def _question_before(request: Request, most_after: int = 0) -> str:
-    """Return the question that ends the last turn, if that turn is the assistant's; empty otherwise.
-
-    Up to ``most_after`` sentences may follow the question.
-    """
+def _question_before(request: Request, *, before_any: bool = False) -> str:
+    """Return the `closing_question` of the last turn, if that turn is the assistant's; empty otherwise."""
     last = request.history[-1] if request.history else ""
-    if not last.startswith(ASSISTANT):
-        return ""
-    ends = segments(last.removeprefix(ASSISTANT)[-_MAX_END:])[-1 - most_after :]
-    return next((segment for segment in reversed(ends) if segment.endswith(QUESTION_MARKS)), "")
+    is_answer = last.startswith(ASSISTANT)
+    return closing_question(last.removeprefix(ASSISTANT), before_any=before_any) if is_answer else ""
 
 
 def _messages(request: Request) -> Iterable[str]:
@@ -351,7 +354,7 @@ def _messages(request: Request) -> Iterable[str]:
 
     Without earlier turns, there are none.
     """
-    question = _question_before(request, _MAX_AFTER_QUESTION)
+    question = _question_before(request, before_any=True)
     if question:
         yield question
     messages = [request.question] if request.history else []

@@ -11,7 +11,7 @@ import numpy as np
 from rgate_integrations.errors import needs_extra
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.retriever import Hit, Passage, check_search, passage_id
-from rgate_integrations.runtime.text import IDEOGRAPHS, plain_text
+from rgate_integrations.runtime.text import IDEOGRAPHS, MARKS, plain_text
 
 
 class BM25Index:
@@ -66,7 +66,7 @@ def _tokenize(texts: Sequence[str]) -> list[list[str]]:
 
     return bm25s.tokenize(
         list(map(plain_text, texts)),  # text from PDF files has ligatures, soft hyphens and separate accents
-        token_pattern=rf"[{IDEOGRAPHS}]|[^\W{IDEOGRAPHS}]{{2,}}",
+        token_pattern=rf"[{IDEOGRAPHS}]|[^\W{IDEOGRAPHS}](?:[^\W{IDEOGRAPHS}]+|[{MARKS}]+)+",
         stopwords="en",
         return_ids=False,
         show_progress=False,

@@ -10,15 +10,16 @@ matter. *Tracers* (LangSmith, `RunCollectorCallbackHandler`) keep a tree of runs
 it happens. *Listeners* (`astream_events`, LangGraph's message stream, a handler that prints tokens) may show events
 to a user, so they must not get those of an answer that is thrown away. *Hooks*, such as the handler of
 ``get_usage_metadata_callback``, are added by LangChain to every run that lacks them: they get each event when it
-happens, and count stopped answers, too. A hook that is a tracer, as in ``collect_runs``, counts as a tracer.
+happens, and count stopped answers, too. A hook that is a tracer, as in ``collect_runs``, counts as a tracer. A
+listener with ``raise_error``, such as a check of a budget, gets each event when it happens, too: it must be able to
+stop an LLM before it is asked.
 
 So `split_handlers` separates the first two. In the direct arm, tracers stay, each wrapped in a `CancellableTracer`,
-and one `BufferingHandler` replaces all listeners. It records the LLM's log-probabilities and metadata, and
-keeps every event for the listeners. If the answer is released, the router's stream calls `flush` for each
-chunk, and the listeners get all events in order. If the answer is stopped, `shut_down` drops the events, and
-the next token raises `GenerationCancelled` inside the LLM. That ends a synchronous stream; an asynchronous
-one is closed by its consumer. Either way the tracers get errors and early ends, which they record as
-*cancelled*.
+as do such checks, and one `BufferingHandler` replaces all other listeners. It records the LLM's log-probabilities and
+metadata, and keeps every event for the listeners. If the answer is released, the router's stream calls `flush` for
+each chunk, and the listeners get all events in order. If the answer is stopped, `shut_down` drops the events, and
+the next token raises `GenerationCancelled` inside the LLM. That ends a synchronous stream; an asynchronous one is
+closed by its consumer. Either way the tracers get errors and early ends, which they record as *cancelled*.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class DirectArm:
             `rgate_integrations.langchain.chat_models.with_logprobs`.
         wants_logprobs: Whether to request log-probabilities; False once the LLM has refused them.
         is_cumulative: Whether a parser in the arm sends the whole object so far in each chunk.
+        chooses_llm: Whether a call's config may choose the LLM.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
@@ -72,11 +74,11 @@ class DirectArm:
         self.with_logprobs = with_logprobs(arm)
         self.wants_logprobs = True
         self.is_cumulative = next(runnables_in(arm, BaseCumulativeTransformOutputParser), None) is not None
-        self._chooses_llm = chooses_llm(arm)
+        self.chooses_llm = chooses_llm(arm)
 
     def chosen_llm(self, config: RunnableConfig) -> str | None:
         """Return the name of the LLM that answers in a call; None if its config cannot choose one, or fails to."""
-        if not self._chooses_llm:
+        if not self.chooses_llm:
             return None
         try:
             return get_llm_name(self.arm, config)
@@ -317,8 +319,10 @@ class BufferingHandler(BaseCallbackHandler):
     def __init__(self, answer: BufferedAnswer, manager: Any, cancellation: dict[str, Any]) -> None:
         self._answer = answer
         # Must run before the arm starts: children copy the handlers of their parent's manager.
-        tracers, self._listeners = split_handlers(manager, cancellation)
-        manager.set_handlers([*tracers, self])
+        tracers, listeners = split_handlers(manager, cancellation)
+        checks = [handler for handler in listeners if handler.raise_error]
+        self._listeners = [handler for handler in listeners if not handler.raise_error]
+        manager.set_handlers([*tracers, *checks, self])
         self._events: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._writer: UUID | None = None
         self.running: set[UUID] = set()

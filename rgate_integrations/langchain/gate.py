@@ -53,7 +53,7 @@ from rgate_integrations.langchain.questions import (
     condense_follow_ups,
 )
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, run_groups
+from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, RunnableField, run_groups
 from rgate_integrations.runtime.flow import Flow
 
 LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
@@ -426,6 +426,9 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
     The results of the queries are fused by reciprocal rank, without duplicates. Each document's metadata says how it
     was found: ``rgate_query``, ``rgate_claim`` and ``rgate_rank``. Keys that a document already has are kept.
 
+    Its runs have the type ``retriever``, but the events of a chain (``on_chain_start`` …); those of a retriever are
+    for the guarded one.
+
     Attributes:
         retriever: A retriever, or any runnable from a query to a list of documents.
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
@@ -446,7 +449,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
 
     run_type: ClassVar[str] = "retriever"
 
-    retriever: Runnable[Any, Any]
+    retriever: RunnableField
     gate: Annotated[Any, BeforeValidator(as_gate_runnable)] = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
     known_message: str | Document | None = None

@@ -329,7 +329,8 @@ class GateCall:
         request = read_item(
             self.turn.question,
             history=self.turn.lines,
-            metadata=self.run.config.get("metadata"),
+            # Not the config's: retrievers around this one pass on only their callbacks, which have it, too.
+            metadata=self.run.manager.metadata,
             threshold=self.threshold,
         )
         return attach_draft(request, self.draft)

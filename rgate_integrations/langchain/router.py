@@ -37,7 +37,14 @@ from rgate_integrations.langchain.decisions import (
     read_threshold,
 )
 from rgate_integrations.langchain.questions import GateCall, condense_follow_ups
-from rgate_integrations.langchain.runnable import FlowRunnable, Run, TypedByPart, run_batch, run_batches
+from rgate_integrations.langchain.runnable import (
+    FlowRunnable,
+    Run,
+    RunnableField,
+    TypedByPart,
+    run_batch,
+    run_batches,
+)
 from rgate_integrations.langchain.search_ahead import RetrieverRuns, run_search, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
@@ -57,8 +64,9 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
     ``invoke`` and ``batch``, and its first tokens are held back and judged. If the LLM knows, they are
     released and the stream continues. If not, the stream is closed, which cancels the request to the LLM, and
     the retrieve arm runs. Only tracers, hooks such as that of ``get_usage_metadata_callback``, and handlers that
-    are set inside the arm get the direct arm's events before its answer is released. A batch runs in parts of
-    ``max_concurrency`` inputs (by default 32), since an answer that waits for its judgment occupies the LLM.
+    have ``raise_error`` or are set inside the arm get the direct arm's events before its answer is released. A
+    batch runs in parts of ``max_concurrency`` inputs (by default 32), since an answer that waits for its judgment
+    occupies the LLM.
 
     *Look first*: the retrieve arm runs up to its retriever while the gate decides (with several corpora,
     after its decision). If the passages help, the rest of the arm continues with them. If the search fails or
@@ -87,9 +95,9 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
         InvalidQuestionError: Raised by a call: the input has no question.
     """
 
-    gate: Runnable[Any, Decision]
-    retrieve: Runnable[Any, Any]
-    direct: Runnable[Any, Any]
+    gate: RunnableField
+    retrieve: RunnableField
+    direct: RunnableField
     strategy: SkipValidation[Strategy] = Strategy()
     condensed_key: str | None = None
 
@@ -331,7 +339,9 @@ class RouterCall(RoutedCall[RunInput]):
                 item.threshold = read_threshold(router.gate, item.run.config)
             except ConfigurationError as error:
                 item.result = error
-        super().__init__(router.strategy, [item for item in self.all_inputs if item.result is None])
+        # If each call chooses its LLM, one that thinks says nothing about the next, so a copy remembers it.
+        strategy = replace(router.strategy) if direct.chooses_llm else router.strategy
+        super().__init__(strategy, [item for item in self.all_inputs if item.result is None])
         self.router = router
         self._direct = direct
         self._search = search

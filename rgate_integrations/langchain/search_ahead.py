@@ -116,8 +116,11 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
         return arm.model_copy(update={"parts": searches}), arm.model_copy(update={"parts": rests})
     if isinstance(arm, RunnableBindingBase):
         first, rest = split_arm(arm.bound)
-        # A chain passes bound arguments to its first step; a bound config applies to all steps.
-        return arm.model_copy(update={"bound": first}), arm.model_copy(update={"bound": rest, "kwargs": {}})
+        # A chain passes bound arguments to its first step; a bound config applies to all steps. But listeners (the
+        # factories) and the name are for the answer, so that they see each answer once.
+        config = {key: value for key, value in arm.config.items() if key != "run_name"}
+        search = arm.model_copy(update={"bound": first, "config": config, "config_factories": []})
+        return search, arm.model_copy(update={"bound": rest, "kwargs": {}})
     if not isinstance(arm, RunnableSequence):
         raise ConfigurationError(
             "With look_first or AnswerFirst.prefetch, retrieve= must be a chain of several steps or a retriever, so "
@@ -127,9 +130,9 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
     steps = arm.steps
     for end, step in enumerate(steps[:-1], start=1):
         if next(runnables_in(step, BaseRetriever), None) is not None:
-            return _join_steps(steps[:end]), _join_steps(steps[end:])
-    return steps[0], _join_steps(steps[1:])
+            return _join_steps(steps[:end]), _join_steps(steps[end:], arm.name)
+    return steps[0], _join_steps(steps[1:], arm.name)
 
 
-def _join_steps(steps: list[Runnable[Any, Any]]) -> Runnable[Any, Any]:
-    return steps[0] if len(steps) == 1 else RunnableSequence(*steps)
+def _join_steps(steps: list[Runnable[Any, Any]], name: str | None = None) -> Runnable[Any, Any]:
+    return steps[0] if len(steps) == 1 else RunnableSequence(*steps, name=name)

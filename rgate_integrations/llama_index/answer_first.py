@@ -11,10 +11,10 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from types import AsyncGeneratorType, CellType, GeneratorType
 from typing import Any
 
@@ -33,12 +33,16 @@ from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.dispatcher import active_instrument_tags
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream
 from rgate_integrations.llama_index.decider import copy_bundle
 from rgate_integrations.runtime.flow import Flow, variable_set
 from rgate_integrations.runtime.records import read_choice_logprobs, read_logprobs
 from rgate_integrations.runtime.replies import get_field, read_reply
+
+DIRECT_TAG = "rgate_direct"
+"""Tag of the direct engine's events. If the next `RetrievalGateEvent` retrieves, they are of a stopped answer."""
 
 
 class EngineAnswer(BufferedAnswer):
@@ -104,7 +108,7 @@ class EngineStream(ChunkStream):
     """
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: EngineAnswer) -> None:
-        super().__init__(self._ask, self._aask, partial(variable_set, _active_stream, self))
+        super().__init__(self._ask, self._aask, self._tagged)
         self.response: Any = None
         self._engine = engine
         self._bundle = copy_bundle(bundle)
@@ -152,6 +156,13 @@ class EngineStream(ChunkStream):
         answer.prompt_tokens = max(answer.prompt_tokens, prompt_tokens)
         if choice is not None and not answer.has_end:  # responses in OpenAI's format end with a finish reason
             answer.has_end = get_field(choice, "finish_reason") is not None
+
+    @contextmanager
+    def _tagged(self) -> Iterator[None]:
+        """Pass the LLM's events in the ``with`` block to this stream, and give all events `DIRECT_TAG`."""
+        tags = {**active_instrument_tags.get(), DIRECT_TAG: True}
+        with variable_set(_active_stream, self), variable_set(active_instrument_tags, tags):
+            yield
 
     def _ask(self) -> Iterator[Any]:
         response: Any = self._engine.query(self._bundle)

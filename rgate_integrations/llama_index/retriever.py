@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Unpack
+from weakref import finalize
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.data_structs.data_structs import IndexDict
@@ -220,7 +220,11 @@ class GatedRetriever(Gated, FlowRetriever):
                 processor.postprocess_nodes, processor.apostprocess_nodes, nodes, copy_bundle(bundles[0])
             )
         listen(_ResponseListener)  # here, since an unpickled retriever was not constructed in this process
-        _found.set((tuple(nodes), decision))
+        # Copies, because a retriever may return the same nodes to several searches.
+        nodes = [node.model_copy() for node in nodes]
+        for node in nodes:
+            _decisions[id(node)] = decision
+            finalize(node, _decisions.pop, id(node))
         return nodes
 
     def _get_prompt_modules(self) -> PromptMixinType:
@@ -246,8 +250,8 @@ class _Note(TextNode):
         return TextNode(text=self.text).hash
 
 
-_found: ContextVar[tuple[Sequence[NodeWithScore], Decision] | None] = ContextVar("rgate_found", default=None)
-"""The nodes that a `GatedRetriever` has found last in this context, and its decision."""
+_decisions: dict[int, Decision] = {}
+"""The decision about each node that a `GatedRetriever` has found, by the node's `id`, as long as the node exists."""
 
 
 class _ResponseListener(NullSpanHandler):
@@ -262,9 +266,9 @@ class _ResponseListener(NullSpanHandler):
         if not sources:
             return
         metadata = {**(result.metadata or {})} if hasattr(result, "metadata") else {}
-        nodes, decision = _found.get() or ((), None)
         # By identity, because a search without a gate may find equal nodes.
-        if decision is not None and {*map(id, sources)} <= {*map(id, nodes)}:
+        decision, *others = [_decisions.get(id(source)) for source in sources]
+        if decision is not None and all(other is decision for other in others):
             metadata.setdefault("rgate", decision.model_dump(mode="json"))
         for source in list(sources):
             if source.node.metadata.get("rgate_note") == _MARK:

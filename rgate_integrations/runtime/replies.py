@@ -37,8 +37,99 @@ _CUT = frozenset(("length", "max_tokens", "max_output_tokens", "incomplete", "mo
 _LEAD_IN = (
     r"(?:(?:(?:i am|i'm) (?:very |so |really )?sorry|sorry|i apologi[sz]e|(?:my )?apologies|for (?:any|the) confusion"
     r"|unfortunately|i'm afraid|i am afraid|honestly|to be honest|actually|hmm+|well|oh|(?:good|great) question"
-    r"|based on my knowledge|as of my [\w ]{1,30}|leider|désolée?|lo siento|к сожалению|извините|抱歉|对不起"
-    r"|すみませんが?)\W*(?:(?:but|that|mais|pero) )?){0,3}"
+    r"|based on my knowledge|as of my [\w ]{1,30}|(?:es )?tut mir (?:sehr )?leid|entschuldigung|verzeihung|leider"
+    r"|lo (?:siento|lamento)(?: mucho)?|lamentablemente|desafortunadamente|perdón|disculp[ae]"
+    r"|(?:je suis )?(?:vraiment )?désolée?|malheureusement|excusez-moi|mi (?:di)?spiace|spiacente|purtroppo"
+    r"|sfortunatamente|scus[ai]|desculp[ae]|(?:sinto|lamento)(?: muito)?|infelizmente|peço desculpas?"
+    r"|het spijt me|helaas|przykro mi|niestety|przepraszam|к сожалению|извините|простите|прошу прощения|мне жаль"
+    r"|üzgünüm|maalesef|ne yazık ki|özür dilerim|kusura bakmayın|很?(?:抱歉|遗憾)|对不起|不好意思"
+    r"|(?:申し訳(?:あり|ござい)|すみ)ませんが?|残念ながら|あいにく|죄송(?:하지만|합니다만?)|안타깝게도|아쉽게도"
+    r"|(?:أنا )?آسف|عذر\W?ا\W?|للأسف|مع الأسف|أعتذر|المعذرة|(?:मुझे )?खेद है|दुर्भाग्य(?:वश| से)"
+    r"|(?:क्षमा|माफ़?) (?:करें|कीजिए)"
+    # "As a language model, …"
+    r"|(?:como (?:modelo|ia)|en tant qu|in quanto (?:ia|modello)|jako (?:model|ai)|как (?:языковая|ии)|作为|بصفتي)"
+    r"[^.,،，;:!?]{0,40}[,،，])"
+    r"\W*(?:(?:but|that|mais|pero|aber|ma|mas|maar|ale|но|ancak|ama|लेकिन|و?لكن(?:ني)?)\b[, ]*|但是?)?){0,3}"
+)
+# Of these languages, only what an LLM says of itself: "I have no information", "I cannot answer", "I do not know".
+# A few words, but no comma, may come first: "Zu Ihrem Vertrag habe ich keine Informationen."
+_TOPIC = r"[^.,;:!?。、！？，；：،؛।\"'«»„“”「『\n]{0,60}?"
+_SPACED = (
+    # German
+    r"(?:(?:ich (?:habe|finde|kann|konnte|verfüge)|(?:habe|finde|kann|konnte|verfüge) ich|(?:es|mir) liegen"
+    r"|liegen mir)(?: \w+){0,4}? kein\w*(?: \w+)??"
+    r" (?:information|angabe|daten|zugriff|zugang|auskunft|kenntnis|unterlagen)"
+    r"|(?:ich kann|kann ich)(?: \w+){0,4}? nichts?(?: \w+)?? (?:beantworten|sagen|helfen|zugreifen|finden)"
+    r"|(?:ich weiß|weiß ich)(?: \w+){0,2}? nicht\b|(?:ist mir|mir ist)(?: \w+)?? (?:nicht bekannt|nicht möglich)"
+    # Spanish
+    r"|no (?:tengo|dispongo|cuento|poseo|encuentro|encontré|he encontrado|(?:puedo|pude|he podido) encontrar)"
+    r"(?: \w+){0,3}? (?:información|datos?|acceso|conocimiento|respuesta)"
+    r"|no (?:puedo|soy capaz de|me es posible)(?: \w+)?? (?:responder|decir|ayudar|acceder|confirmar)|desconozco\b"
+    r"|no hay información (?:disponible|sobre)|não há informações (?:disponíveis|sobre)"
+    # French
+    r"|je n(?:e |')\w+(?: \w+)?? (?:pas|d'aucune|aucune)(?: \w+){0,2}? (?:[dl]')?"
+    r"(?:information|données|accès|connaissance|réponse)"
+    r"|je ne (?:peux|suis|saurais) (?:\w+ ){0,6}?(?:répondre|dire|aider|accéder)"
+    r"|il n'y a (?:pas d'|aucune )information"
+    # Italian
+    r"|non (?:ho|dispongo|possiedo|trovo|conosco|sono|riesco)(?: \w+){0,3}?"
+    r" (?:informazion|dati\b|accesso|conoscenza|la risposta|grado di|possibilità di accedere)"
+    r"|non (?:posso|riesco a)(?: \w+)?? (?:rispond|dire|aiutar|accedere)"
+    # Portuguese
+    r"|não (?:tenho|disponho|possuo|encontrei|encontro|consigo)(?: \w+){0,3}?"
+    r" (?:informaç|dados|acesso|conhecimento|resposta)"
+    r"|não (?:posso|consigo|sou capaz de|estou em condições de)(?: \w+)?? (?:responder|dizer|ajud|acessar|aceder)"
+    # Dutch
+    r"|(?:ik (?:heb|kan|vind|beschik)|(?:heb|kan|vind|beschik) ik)(?: \w+){0,3}? (?:geen|niet over)(?: \w+)??"
+    r" (?:informatie|gegevens|toegang|antwoord|idee)\b"
+    r"|(?:ik kan|kan ik)(?: \w+){0,3}? niets?(?: \w+)?? (?:beantwoorden|zeggen|helpen|vinden)"
+    r"|(?:ik weet|weet ik)(?: \w+)?? niet\b|ik ben niet op de hoogte"
+    # Polish
+    r"|nie (?:mam|posiadam|dysponuję|znalazł\w+|znam|mogę znaleźć)(?: \w+){0,3}?"
+    r" (?:informacj|dostępu|dany(?:ch|mi)|wiedzy|odpowiedzi|pojęcia)"
+    r"|nie (?:mogę|jestem w stanie|potrafię)(?: \w+){0,2}? (?:odpowiedzieć|powiedzieć|pomóc|znaleźć)"
+    # Russian
+    r"|у меня нет(?: \w+){0,2}? (?:информаци|доступа|данных|сведений)"
+    r"|(?:не (?:имею|располагаю|обладаю|наш[её]л|нашла)|мне не удалось найти)(?: \w+){0,2}?"
+    r" (?:информаци|доступ|данны|сведени)"
+    r"|не могу(?: \w+){0,2}? (?:ответить|сказать|помочь|найти)|мне (?:ничего )?не ?известно"
+    r"|понятия не имею"
+    # Turkish, whose verbs come last
+    r"|(?:(?:bilgim|erişimim|fikrim) yok|sahip değilim|bilgi (?:bulamadım|bulunamadı)|(?:cevap|yanıt) veremiyorum"
+    r"|(?:cevap|yanıt)layam(?:am|ıyorum)|erişemiyorum|yardımcı olam(?:am|ıyorum)|bilmiyorum)(?=\W*$|[.,;!])"
+    # Arabic
+    r"|(?:ليس|ليست|لا (?:تتوفر|يتوفر|توجد)) لدي(?: \w+)?? (?:ال)?(?:معلومات|بيانات|علم|إمكانية)"
+    r"|لا أملك(?: \w+)?? (?:معلومات|بيانات)|لم (?:أجد|أتمكن من العثور على)(?: \w+)?? معلومات"
+    r"|لا (?:يمكنني|أستطيع) (?:الوصول|الإجابة|مساعدت|الجزم|تقديم)|لا (?:أعرف|أعلم)\b"
+    # Hindi, where `\w` does not match the signs of vowels
+    r"|मेरे [^।,.]{0,60}?(?:जानकारी|पहुँच|पहुंच|डेटा|आंकड़े|उत्तर)(?: \S+)?? नहीं"
+    r"|मुझे [^।,.]{0,60}?(?:(?:जानकारी|पता) नहीं|नहीं (?:पता|मालूम))"
+    r"|मैं [^।,.]{0,60}?नहीं (?:(?:कह|दे|बता|कर|पहुँच|पहुंच) सक|जानत))"
+)
+_UNSPACED = (
+    # Chinese
+    r"(?:我(?!国)[^。，！？]{0,8}?(?:没有|找不到|查不到)[^。，！？]{0,25}?(?:信息|资料|数据|记录)"
+    r"|我(?!国)[^。，！？]{0,8}?(?:无法|不能)[^。，！？]{0,4}?(?:回答|访问|查看|获取|提供|确定|帮)"
+    r"|我[^。，！？]{0,4}?不太?(?:知道|清楚|了解)"
+    # Japanese: humble forms, or "information" before the verb
+    r"|(?:[分わ]かり|存じ(?:上げ)?)ません|[分わ]かりかね"
+    r"|(?:情報|データ)(?![^。]{0,12}(?:必要|問題|では))[^。、]{0,12}?(?:(?:あり|ござい|持ってい|持っており|見つかり)ません"
+    r"|持ち合わせて(?:い|おり)ません|(?:アクセス|確認)(?:することは)?できません)"
+    r"|私[はに][^。]{0,40}?できません|確かなことは言えません)"
+)
+# What counts only at the beginning, because after other words it may be said of someone else.
+_WITHOUT_TOPIC = (
+    r"(?:keine ahnung|je ne sais pas|aucune idée|no (?:lo )?sé\b|ni idea|non (?:lo )?so\b|(?:eu )?não sei|geen idee\b"
+    r"|nie wiem\b|(?:я )?не знаю|不太?(?:知道|清楚)|(?:无法|不能)(?:回答|访问|提供)"
+    r"|(?:目前)?没有(?:找到)?(?:关于|相关)"
+    r"|ich bin mir nicht sicher|no estoy segur|je ne suis pas sûr|non sono sicur|não tenho certeza|nie jestem pew"
+    r"|(?:я )?не уверен|我?不确定|emin değilim|لست متأكد|मुझे यकीन नहीं"
+    r"|aucune information (?:n'|sur)|brak informacji (?:na|o)\b|нет информации об?\b"
+    r"|[^。「]{0,60}?お(?:答え|手伝い)(?:でき|しかね)"
+    # No word before the Korean verb is a subject, which would be someone else.
+    r"|(?:저는 |[^\s.,]*[^\s.,은는도] |[^\s.,]+에(?: 대해서)?는 ){0,6}?(?:(?:정보|데이터|자료)\S*(?: \S+)??"
+    r" (?:찾을 수 없|찾지 못|접근할 수 없|(?:가지고|보유하고) 있지 않)|\S+에 대한 (?:정보|자료)\S* 없습니다"
+    r"|(?:답|도와)\S* 수 없|저는 [^.]{0,40}수 없|모르겠[습어네]|모릅니다|알지 못합니다|알 수 없습니다))"
 )
 _REFUSAL = re.compile(
     rf"\W*{_LEAD_IN}(?:as an ai\b|i (?:have no|lack(?: the| any)?) (?:idea|clue|information|knowledge|record)"
@@ -49,10 +140,7 @@ _REFUSAL = re.compile(
     r"|i (?:really |honestly )?(?:do not|don't|cannot|can't|can not|could not|couldn't|am unable|am not able|won't)"
     r"(?= ?(?:know|have (?:any |access|enough|information|that|the|specific)|help|assist|answer|provide|find|comply"
     r"|share|determine|identify|confirm|recall|remember|verify|access|tell you|say|be (?:sure|certain)|to |[.,!]|$))"
-    # Of other languages, only the commonest words for "I don't know" and "no idea".
-    r"|ich weiß (?:es |das )?(?:leider )?nicht|das weiß ich (?:leider )?nicht|keine ahnung|je ne sais pas|aucune idée"
-    r"|no (?:lo )?sé\b|ni idea|non (?:lo )?so\b|(?:eu )?não sei|(?:я )?не знаю|我?(?:不知道|不清楚)|[分わ]かりません"
-    r"|(?:잘 )?모르겠|لا أعرف|(?:मुझे )?(?:पता नहीं|नहीं पता)|bilmiyorum)"
+    rf"|{_WITHOUT_TOPIC}|{_TOPIC}(?:(?<!\w){_SPACED}|{_UNSPACED}))"
 )
 _TOOL_CALL = re.compile(
     r"\s*(?:<\|?(?:tool|function)[_▁ ]?calls?|\[TOOL_CALLS\]|<\|python_tag\|>|<｜tool▁calls?▁begin｜>"
@@ -171,7 +259,7 @@ def is_truncated(reason: object) -> bool:
 def describe_non_answer(text: str) -> str:
     """Return ``"nothing"``, ``"a tool call"`` or ``"a refusal"`` for texts that are not answers; empty for an answer.
 
-    Refusals are recognised in English; in some other languages, only the commonest ways to say "I don't know".
+    Refusals are recognised in English; in 14 other languages, only the commonest.
 
     >>> describe_non_answer("I'm sorry, but I cannot help with that.")
     'a refusal'

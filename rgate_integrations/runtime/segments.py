@@ -19,8 +19,9 @@ Range: TypeAlias = tuple[int, int]
 LAYOUT = 11
 """Number of columns of `layout`."""
 
-QUESTION_MARKS = ("?", "？", "؟")
-"""Question marks: Latin, full-width and Arabic."""
+QUESTION_MARKS = ("?", "？", "؟", "\u037e")
+"""Question marks: Latin, full-width, Arabic and Greek."""
+_GREEK_WORD = re.compile("[\u0370-\u03ff\u1f00-\u1fff]{2}")
 # Quoted text, to keep; or a conjunction before a verb or question word that begins a request of at least four words:
 # English, German, Dutch, French, Spanish, Italian and Portuguese.
 _JOINED = re.compile(
@@ -63,10 +64,21 @@ _MAX_AROUND_QUESTIONS = 2  # such as "Hi, I have a few questions." and "Thanks!"
 _MIN_ITEM_WORDS = 2  # without the marker: in "articles (a) and (b)", there are no items
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _BEFORE_NAME = re.compile(r"[a-z]{2,3}|from|into|with")  # in "translate into German:", that is no label
+# German, Spanish, Polish, French, Italian, Portuguese, Hindi and Arabic
+FOREIGN_ABBREVIATIONS = (
+    r"(?i:ca|nr|\w+str|bzw|ggf|vgl|evtl|bspw|inkl|bzgl|zzgl|[ds]ra|avda|págs?|núm|aprox|EE|UU|ul|inż|mgr|godz|tzw"
+    r"|av|bd|tél|dott|sigg?|pag|डॉ|प्रो|रु|[دأمص])"
+)
 # "Dr. Smith", "e.g. this", "No. 5": the full stop does not end the sentence.
 _ABBREVIATION = re.compile(
-    r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|no|(?i:approx|incl|dept|govt|univ|corp|assn|prof|sept"
-    r"|bzw|ggf|vgl|evtl|bspw|inkl|bzgl|zzgl|aprox|godz|напр))\.$"
+    rf"(?:[A-Z][a-z]{{0,2}}|[a-z]|\w(?:\.\w)+|vs|etc|no|(?i:approx|incl|dept|govt|univ|corp|assn|prof|sept|напр)"
+    rf"|{FOREIGN_ABBREVIATIONS})\.$"
+)
+# "3. März", "der 1. FC": German ordinals, which have a full stop.
+_ORDINAL = re.compile(
+    r"(?:.* )?\d{1,2}\. (?:Jan(?:uar|\.)|Feb(?:ruar|\.)|März|April|Mai|Juni|Juli|August|Sept(?:ember|\.)"
+    r"|Okt(?:ober|\.)|Nov(?:ember|\.)|Dez(?:ember|\.)|Jahrhundert|Jh\.|Weltkrieg).*"
+    r"|(?:de[rmn]|vom|zum) \d{1,3}\. [A-ZÄÖÜ].*"
 )
 _LAST_WORD = re.compile(
     r"(?:^|\W)[^\W\d_]{4,}\)?[.।]$"
@@ -75,6 +87,21 @@ BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _MAX_WORDS = 60  # longer sentences are cut, because a mean over more words says little about any of them
 _MAX_TURN_WORDS, _MIN_KEPT_WORDS = 60, 20
 _MAX_TURN_CHARS = 2_000  # at each end of a turn, what is split into sentences
+# "If you like, I can look it up": an offer, in the languages of `_JOINED`.
+_OFFER = re.compile(
+    r"\b(?:if you(?:['’]d| would)? (?:like|want|wish|prefer)|(?:if|whether) I should|want me to"
+    r"|(?:wenn|falls) (?:du|sie) (?:es |das )?(?:möchte|mag|mög|will|woll|wünsch)\w*|ob ich|als (?:je|u) wilt?"
+    r"|si (?:vous|tu) (?:le )?(?:voul|veu|souhait|préfér)\w*|si (?:lo )?(?:quier|dese|prefier)\w*"
+    r"|se (?:lo )?(?:vuo|desider|preferis|quiser|desej|preferir)\w*)\b",
+    re.IGNORECASE,
+)
+# A question to the user, in more languages; "And at night? It rests." is none.
+_TO_USER = re.compile(
+    r"\b(?:I|me|you|your|ich|mir|du|dir|dich|Sie|Ihnen|Ihre?|ik|je|jij|jouw?|u|uw|moi|tu|te|toi|vous|votre|yo|usted|su"
+    r"|quieres?|deseas?|io|lei|vuoi|vuole|desidera|você|quer|deseja|вы|вам|вас|мне|ты|тебе|chcesz|mam|να)\b|[我你您]|ましょう|ますか|까요",
+    re.IGNORECASE,
+)
+_MAX_AFTER_QUESTION, _MAX_CLOSING_WORDS = 2, 6  # such as "Just let me know!"
 
 
 @dataclass(frozen=True)
@@ -131,7 +158,8 @@ def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> lis
                 item, next_marker = i, word.translate(_NEXT_MARKER)
             is_next_item = words[i] == next_marker and i - item >= _MIN_ITEM_WORDS
             is_marker = i - 1 == begin and _MARKER.fullmatch(word)
-            ends = not is_marker and _ends(word, words[i], abbreviation)
+            is_ordinal = word[-1] == "." and _ORDINAL.fullmatch(" ".join(words[max(i - 2, begin) : i + 1]))
+            ends = not is_marker and not is_ordinal and _ends(word, words[i], abbreviation)
             if is_next_item or ends or i - begin >= _MAX_WORDS:
                 line_segments.append(" ".join(words[begin:i]))
                 begin = i
@@ -171,9 +199,43 @@ def outside_code(text: str) -> str:
     return outside if count_words(outside) >= _MIN_WORDS_OUTSIDE else ""
 
 
+def is_question(text: str) -> bool:
+    """Return whether a text ends in a question mark, also before brackets, quotes, markup, emoji and the like.
+
+    In Greek, a semicolon is one.
+
+    >>> is_question("**Shall I?** 😊"), is_question("Πού;"), is_question("Where; when."), is_question("Why? Because.")
+    (True, True, False, False)
+    """
+    last = next((at for at in range(len(text) - 1, -1, -1) if text[at].isalnum()), -1)
+    marks = (*QUESTION_MARKS, ";") if _GREEK_WORD.search(text) else QUESTION_MARKS
+    return any(mark in text[last + 1 :] for mark in marks)
+
+
+def closing_question(text: str, *, before_any: bool = False) -> str:
+    """Return the question or offer that ends the assistant's turn; empty if there is none.
+
+    Up to two sentences of at most six words may follow a question to the user; with ``before_any``, up to two of any
+    length may follow any question.
+
+    >>> closing_question("It is blue. Shall I look up why? Just say so!"), closing_question("And red? It is longer.")
+    ('Shall I look up why?', '')
+    """
+    ends = [
+        each for each in segments(text.rstrip()[-_MAX_TURN_CHARS:]) if any(map(str.isalnum, each))
+    ]  # no emoji
+    for after, segment in enumerate(reversed(ends[-1 - _MAX_AFTER_QUESTION :])):
+        is_asked = is_question(segment) and (not after or before_any or _TO_USER.search(segment))
+        if is_asked or _OFFER.search(segment):
+            return segment
+        if not before_any and count_words(segment) > _MAX_CLOSING_WORDS:
+            break
+    return ""
+
+
 def count_questions(texts: Sequence[str]) -> int:
-    """Return how many segments end in a question mark, also in quotes or in bold type."""
-    return sum(text.rstrip(_CLOSERS).endswith(QUESTION_MARKS) for text in texts)
+    """Return how many segments are questions."""
+    return sum(map(is_question, texts))
 
 
 def lists_questions(texts: Sequence[str]) -> bool:
@@ -246,9 +308,9 @@ def user_turns(history: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
 def shorten_turn(turn: str) -> str:
     """Return a turn of more than 60 words as its beginning and end; a shorter one unchanged.
 
-    Kept are the first sentences, with at least 20 words, and the last one if it is a question or the user's. With a
-    whole long answer in its history, a follow-up would take ten times as long to read, and the decision about it
-    would be worse (``benchmarks/conversations.py long``).
+    Kept are the first sentences, with at least 20 words, and the user's last one or the assistant's
+    `closing_question`. With a whole long answer in its history, a follow-up would take ten times as long to read, and
+    the decision about it would be worse (``benchmarks/conversations.py long``).
 
     Args:
         turn: The turn, beginning with ``user: `` or ``assistant: ``.
@@ -261,8 +323,8 @@ def shorten_turn(turn: str) -> str:
         kept.append(sentence)
         if count_words(" ".join(kept)) >= _MIN_KEPT_WORDS:
             break
-    last = segments(turn.rstrip()[-_MAX_TURN_CHARS:])[-1]
-    if last != kept[-1] and (last.endswith(QUESTION_MARKS) or turn.startswith(USER)):
+    last = segments(turn.rstrip()[-_MAX_TURN_CHARS:])[-1] if turn.startswith(USER) else closing_question(turn)
+    if last and last not in kept:
         kept.append(last)
     return " ".join(kept)
 
@@ -289,7 +351,7 @@ def layout(text: str) -> Float32Array:
                         np.log1p(len(line)),
                         0.0,
                         0.0,
-                        segment.endswith(QUESTION_MARKS),
+                        segment.endswith(QUESTION_MARKS),  # not `is_question`: heads learned from this
                         np.log1p(count_words(segment)),
                         plain / len(segment),
                         first.isupper(),

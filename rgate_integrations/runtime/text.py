@@ -21,26 +21,37 @@ from rgate_integrations.runtime.replies import describe_non_answer
 
 IDEOGRAPHS = "\u3040-\u30ff\u3400-\u9fff"
 """Kana and Han characters, for a regular expression."""
+MARKS = "".join(chr(code) for code in range(0x300, 0xE00) if unicodedata.category(chr(code))[0] == "M")
+"""Vowel signs, viramas and accents, for a regular expression: parts of words that ``\\w`` does not match.
+
+Thai, Khmer and other scripts without spaces are left out: cut at vowel signs, parts of a clause can at least match.
+"""
 UNSPACED = re.compile(rf"[{IDEOGRAPHS}\u0e00-\u0eff]")
 """Matches a character of a script without spaces between words, such as Japanese or Thai."""
+_ATTACHED = re.compile(rf"{UNSPACED.pattern}|[\uac00-\ud7a3]")  # and Hangul, because particles follow names
 
 logger = logging.getLogger("rgate_integrations")
 """The logger of the whole package. What users wrote, or a server said, goes through `redact` first."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b(?![+#])")
 # As SQuAD does, "U.S." is "us". LLMs write typographic quotes and hyphens; gold answers, ASCII.
-_DROPPED = string.punctuation + "‘’‚“”„«»´‐‑–"
+_DROPPED = string.punctuation + "‘’‚“”„«»´‐‑–٬"
 _SEPARATORS = "—…،؛؟۔।。、・「」『』《》（），：；！？"  # no white space follows them
-# Ligatures, and full-width digits and letters. NFKC would change the meaning of others: "10²" is not "102".
+# Ligatures, full-width letters, and the digits of all scripts. NFKC would change others: "10²" is not "102".
 _PLAIN = {
     chr(code): unicodedata.normalize("NFKC", chr(code))
-    for code in (*range(0xFB00, 0xFB07), *range(0xFF10, 0xFF1A), *range(0xFF41, 0xFF5B))
+    for code in (*range(0xFB00, 0xFB07), *range(0xFF41, 0xFF5B))
 }
-_PUNCTUATION = str.maketrans(_PLAIN | dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SEPARATORS, " "))
+_DIGITS = {
+    chr(code): str(unicodedata.decimal(chr(code)))
+    for code in (*range(0x660, 0x1C60), *range(0xFF10, 0xFF1A))
+    if chr(code).isdecimal()
+}
+_PUNCTUATION = str.maketrans(_PLAIN | _DIGITS | dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SEPARATORS, " "))
 # Unlike SQuAD's, because "1.5" is not "15", "-5" is not "5", and "C++" is not "C".
 _MEANT = re.compile(
     r"""(
-    (?<=\d)\.(?=\d)
+    (?<=\d)[.٫](?=\d)
     | (?<=\b0),(?=\d)
     | (?<=\d),(?=\d)(?!\d{3}(?!\d))  # before three digits, it separates thousands
     | (?<!\w)[-−–](?=\d)
@@ -48,7 +59,7 @@ _MEANT = re.compile(
     )""",
     re.VERBOSE,
 )
-_MEANT_FORMS = str.maketrans(",−–", ".--")
+_MEANT_FORMS = str.maketrans(",٫−–", "..--")
 _MAX_LOGGED = 300  # characters
 _SAY_NOTHING = re.compile(
     "an?|the|and|or|not?|of|in|on|at|to|for|from|with|by|as|is|are|was|be|its?|this|that|what|which|who|how"
@@ -65,8 +76,8 @@ def normalise(text: str) -> str:
     """Return a text in lower case, without punctuation, English articles and extra white space, as SQuAD does.
 
     Em dashes, and Arabic, Indian, Chinese and Japanese punctuation, count as white space. Decimal points, minus
-    signs, and the symbols of C++ and C# are kept. It makes no difference how accents, ligatures and full-width
-    letters are encoded.
+    signs, and the symbols of C++ and C# are kept. It makes no difference how accents, ligatures, full-width
+    letters and digits are encoded.
 
     Examples:
         >>> normalise("The  Beatles, (band)"), normalise("-1,000.5"), normalise("C++")
@@ -145,16 +156,16 @@ def normalise_answers(answers: Sequence[str]) -> list[str]:
 def contains_answer(text: str, answer: str) -> bool:
     """Return whether an answer occurs in a text, as whole words, after both are normalised.
 
-    An answer that is empty once normalised is never contained. In scripts without spaces between words, such as
-    Chinese, an answer of several characters may occur anywhere.
+    An answer that is empty once normalised is never contained. Chinese, Japanese, Thai and Korean may touch other
+    words, so an answer of several of their characters may occur anywhere.
 
     Examples:
         >>> contains_answer("I do not know", "no"), contains_answer("No, it is not.", "no")
         (False, True)
     """
     inner, outer = normalise(answer), normalise(text)
-    if len(inner) > 1 and UNSPACED.search(inner):
-        inner, outer = (" ".join(UNSPACED.sub(r" \g<0> ", each).split()) for each in (inner, outer))
+    if not _ATTACHED.fullmatch(inner):
+        inner, outer = (" ".join(_ATTACHED.sub(r" \g<0> ", each).split()) for each in (inner, outer))
     return bool(inner) and f" {inner} " in f" {outer} "
 
 

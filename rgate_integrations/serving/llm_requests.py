@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, OnErrorOmit, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, OnErrorOmit, TypeAdapter
 from starlette.requests import Request
 
 from rgate_integrations.engine.follow_ups import MAX_READ_CHARACTERS, is_follow_up
@@ -39,6 +39,11 @@ _STRUCTURED = frozenset(
 _MAX_EARLIER = 1_000  # earlier messages or lines
 
 
+def _lower(role: Any) -> Any:
+    """Return a role in lower case: some servers also take "USER"."""
+    return role.lower() if isinstance(role, str) else role
+
+
 @dataclass(frozen=True)
 class UserTurn:
     """A question and the turns before it.
@@ -61,7 +66,7 @@ class TextPart(BaseModel):
 class TextMessage(BaseModel):
     """A message of the user or the assistant, of which only the text is read."""
 
-    role: Literal["user", "assistant"]
+    role: Annotated[Literal["user", "assistant"], BeforeValidator(_lower)]
     content: str | list[OnErrorOmit[TextPart]]
 
     @property
@@ -123,8 +128,12 @@ def _as_answer(message: Any, following: Any) -> Any:
 
     It was the answer then, as in structured output.
     """
-    if isinstance(message, Mapping) and isinstance(following, Mapping) and following.get("role") == "user":
-        if message.get("role") == "tool":
+    if (
+        isinstance(message, Mapping)
+        and isinstance(following, Mapping)
+        and _lower(following.get("role")) == "user"
+    ):
+        if _lower(message.get("role")) == "tool":
             return {"role": "assistant", "content": message.get("content")}
         if message.get("type") == "function_call_output":
             return {"role": "assistant", "content": message.get("output")}
@@ -260,11 +269,12 @@ def _last_user_turn(messages: list[Any]) -> int:
     """Return the index of the user's last message, or of the last one with text among the user's last ones in a row.
 
     Raises:
-        UndecidedError: The user's last messages have no text, or a tool result or unknown message follows them.
+        UndecidedError: The user's last messages have no text, or a tool result or an unknown message follows them.
     """
     is_by_user = False
     for index in range(len(messages) - 1, -1, -1)[:_MAX_EARLIER]:
-        role = messages[index].get("role") if isinstance(messages[index], dict) else None
+        message = messages[index] if isinstance(messages[index], dict) else {}
+        role = _lower(message.get("role"))
         if role == "user":
             if _user_text(messages[index]):
                 return index
@@ -272,6 +282,8 @@ def _last_user_turn(messages: list[Any]) -> int:
         elif is_by_user:
             break
         # After a tool's result, the LLM is in the middle of its work, and the user has not asked anything new.
-        elif role not in ("assistant", "system", "developer"):
+        elif role in ("tool", "function") or (role is None and "type" in message):
             raise UndecidedError("tool-result")
+        elif role not in ("assistant", "system", "developer"):
+            break
     raise UndecidedError("no-question")

@@ -70,6 +70,10 @@ class EvidenceSpec(ABC, Generic[_T]):
         """Specs of the pieces to compute before this one; by default, all specs among its fields."""
         return tuple(value for value in vars(self).values() if isinstance(value, EvidenceSpec))
 
+    def accepts(self, error: Exception) -> bool:
+        """Return whether the piece can be computed although a piece that it needs is this error; by default never."""
+        return False
+
     @abstractmethod
     def compute(self, context: Context) -> Sequence[Piece[_T] | Exception]:
         """Return a piece or an error for each question of a batch.
@@ -220,7 +224,8 @@ class Context:
         for needed in spec.needs:
             missing = self.without(spec)
             for evidence, piece in zip(missing.evidence, missing.find(needed), strict=True):
-                if isinstance(piece, Exception):  # report the first failure, not what follows from it
+                # Report the first failure, not what follows from it.
+                if isinstance(piece, Exception) and not spec.accepts(piece):
                     evidence.pieces[spec] = piece
         missing = self.without(spec)
         if missing.evidence:
