@@ -134,7 +134,6 @@ def test_otherwise_the_question_decides(request_text):
     assert (decision.retrieve, decision.override) == (False, None)
 
 
-
 @pytest.mark.parametrize(
     "message",
     [
