@@ -41,7 +41,7 @@ KIND = Kind(
     "pleasantries", "never", "seems to ask, between pleasantries, about something that the LLM does not know"
 )
 PENALTY = 300.0
-MAX_MISTAKEN = 0.007
+MAX_MISTAKEN = 0.003
 """Share of other training texts that may be taken for such a message."""
 MAX_CHARS = 200
 """Maximum length of a request to put between pleasantries."""

@@ -409,16 +409,15 @@ class HeadsArtifact(SavedGate):
         together: Classifies all segments of such a request together, from the layers of `in_context`. The mean of
             both heads' logits is averaged with the logits of `segments`.
         first_facts: Estimates from the states of `base_model` whether the LLM knows a fact.
-        facts: Estimates the same from a second model's states, which is more accurate but needs a second pass; for
-            English only.
+        facts: The same from a second model's states, which is more accurate but takes a second pass; English only.
         reader_kinds: Classifies a request of one segment by the states that `facts` reads; see `reconsider`.
         english: Recognises English by the layers of `first_facts`.
         romanised: Likewise, romanised text such as Hindi in Latin letters.
         self_contained: Likewise, a segment that asks for nothing beyond itself, such as a sum or "make it shorter".
         self_contained_turns: The same for a message that follows others.
         own_matters: Classifies a request and each of its segments by the layers of `segments`. The request retrieves
-            if it or a segment is of any kind but the first; if it is one segment, the logit of the last kind is added
-            to that of the same kind in `segments`.
+            if it or a segment is of any kind but the first (only if it is: of ``pleasantries``); if it is one
+            segment, the logit of the last kind is added to that of the same kind in `segments`.
     """
 
     method: Literal["heads"] = "heads"
@@ -495,6 +494,7 @@ class HeadsArtifact(SavedGate):
         others = segments[: len(segments) if len(segments) > 1 else 0, : len(whole)]
         states = np.concatenate([others, whole[None]])
         logits = self.own_matters.whole_logits(states)[:, :-1]
+        logits[:-1, [kind.name == "pleasantries" for kind in self.own_matters.kinds[:-1]]] = 0
         kind = int(np.argmax(logits.max(axis=0)))
         row = int(np.argmax(logits[:, kind]))
         return (self.own_matters.kinds[kind], row if row < len(states) - 1 else None) if kind else None

@@ -34,7 +34,7 @@ from rgate_integrations.runtime.segments import (
 from rgate_integrations.runtime.unfolding import unfold
 
 # Minimum cosine of a message that is similar to an example; chosen by benchmarks/conversations.py.
-_MIN_COSINE = 0.45
+_MIN_COSINE = 0.53
 _MAX_WORDS = 12  # maximum words of a message to compare; longer messages say what they want
 _MAX_TURNS = 8  # number of user turns to search for the question that a retry repeats
 _SHORT = 5  # maximum words of a question that may be a reply, such as "Why not?", and of a reply such as "order 4411"
