@@ -292,3 +292,8 @@ def phrases(text):
 )
 def test_what_is_no_answer(text, what):
     assert describe_non_answer(text) == what
+
+
+def test_white_space_before_an_answer_is_walked_once():
+    for start in ("", "```", "```["):
+        assert describe_non_answer(start + " " * 1_000_000 + "Paris.") == ""

@@ -147,9 +147,9 @@ _REFUSAL = re.compile(
     rf"|{_WITHOUT_TOPIC}|{_TOPIC}(?:(?<!\w){_SPACED}|{_UNSPACED}))"
 )
 _TOOL_CALL = re.compile(
-    r"\s*(?:<\|?(?:tool|function)[_▁ ]?calls?|\[TOOL_CALLS\]|<\|python_tag\|>|<｜tool▁calls?▁begin｜>"
+    r"(?:<\|?(?:tool|function)[_▁ ]?calls?|\[TOOL_CALLS\]|<\|python_tag\|>|<｜tool▁calls?▁begin｜>"
     r"|<\|channel\|>commentary to="
-    r'|(?:```\w*\s*)?\[?\s*\{\s*"(?:tool_calls?"|function(?:_call)?"'
+    r'|(?:```\w*)?\s*(?:\[\s*)?\{\s*"(?:tool_calls?"|function(?:_call)?"'
     r'|name"\s*:\s*"[^"]{0,99}"\s*,\s*"(?:arguments|parameters)")\s*:)',
     re.IGNORECASE,
 )
@@ -272,7 +272,7 @@ def describe_non_answer(text: str) -> str:
     """
     if not text.strip():
         return "nothing"
-    if _TOOL_CALL.match(text):
+    if _TOOL_CALL.match(text.lstrip()):
         return "a tool call"
     # A refusal is clear from its first words. Matching only at the start avoids matches inside an answer.
     return "a refusal" if _REFUSAL.match(text[:_READ].lower().replace("’", "'")) else ""
