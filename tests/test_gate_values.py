@@ -74,7 +74,18 @@ def test_an_answer_may_touch_other_scripts_and_have_their_digits(text, gold):
 
 
 @pytest.mark.parametrize(
-    ("text", "gold"), [("1998年", "199"), ("首都はParisです", "Par"), ("아니다", "니"), ("第二", "二")]
+    ("text", "gold"),
+    [
+        ("1998年", "199"),
+        ("首都はParisです", "Par"),
+        ("아니다", "니"),
+        ("第二", "二"),
+        ("그는 이미 국가대표였다.", "미국"),
+        ("비행기 타고 갔다", "기타"),
+        ("인도네시아", "인도"),
+        ("試合は10月3日です", "10"),
+        ("1945년 3월에 끝났다", "3"),
+    ],
 )
 def test_part_of_a_word_is_no_answer(text, gold):
     assert not contains_answer(text, gold)

@@ -250,6 +250,16 @@ Başkan bu konuda bilgim yok dedi. / 很遗憾，博物馆周一闭馆。 / 抱�
 그는 모르겠다고 말했다. / للأسف المتحف مغلق يوم الاثنين. / عذراً، الجواب هو 42. / ليس لدى سويسرا منفذ على البحر.
 ليس لدي شك: المتنبي. / मुझे खेद है कि आपका पार्सल देर से आ रहा है; वह मंगलवार को आएगा।
 दुर्भाग्य से संग्रहालय सोमवार को बंद रहता है। / नेपाल की समुद्र तक पहुँच नहीं है। / माफ़ कीजिए, 1998 में।
+東京です！他にお手伝いできることはありますか？ / もちろんです！喜んでお手伝いできます。
+データが消えることはありません。
+個人情報が漏れる心配はありません。 / 設定を変更してもデータに影響はありません。
+I cookie tecnici non sono dati personali.
+Policja nie znalazła danych sprawcy. / Комиссия НАСА не нашла никаких данных о жизни на Марсе.
+不确定性原理告诉我们无法同时确定粒子的位置和动量。 / 无法访问共享文件夹时，请检查网络权限。
+没有相关经验的人也可以申请。
+Aucune information n'est transmise à des tiers. / Je ne suis pas juriste mais je peux vous aider.
+Brak informacji na etykiecie oznacza coś innego. / Ich habe keine weiteren Daten geändert.
+Ik heb geen gegevens verwijderd, alleen verplaatst.
 """
 
 
@@ -282,3 +292,8 @@ def phrases(text):
 )
 def test_what_is_no_answer(text, what):
     assert describe_non_answer(text) == what
+
+
+def test_white_space_before_an_answer_is_walked_once():
+    for start in ("", "```", "```["):
+        assert describe_non_answer(start + " " * 1_000_000 + "Paris.") == ""

@@ -57,8 +57,10 @@ _TOPIC = r"[^.,;:!?。、！？，；：،؛।\"'«»„“”「『\n]{0,60}?"
 _SPACED = (
     # German
     r"(?:(?:ich (?:habe|finde|kann|konnte|verfüge)|(?:habe|finde|kann|konnte|verfüge) ich|(?:es|mir) liegen"
-    r"|liegen mir)(?: \w+){0,4}? kein\w*(?: \w+)??"
+    r"|liegen mir)(?: \w+){0,4}? kein\w*(?: (?!falsch)\w+)??"
     r" (?:information|angabe|daten|zugriff|zugang|auskunft|kenntnis|unterlagen)"
+    # What the assistant has done is an answer: "keine Daten geändert".
+    r"(?!\w*(?: \w+){0,3}? (?:ge(?!funden)\w+t|ver\w+t|ausgelassen|beigefügt|löschen|weiter))"
     r"|(?:ich kann|kann ich)(?: \w+){0,4}? nichts?(?: \w+)?? (?:beantworten|sagen|helfen|zugreifen|finden)"
     r"|(?:ich weiß|weiß ich)(?: \w+){0,2}? nicht\b|(?:ist mir|mir ist)(?: \w+)?? (?:nicht bekannt|nicht möglich)"
     # Spanish
@@ -69,11 +71,12 @@ _SPACED = (
     # French
     r"|je n(?:e |')\w+(?: \w+)?? (?:pas|d'aucune|aucune)(?: \w+){0,2}? (?:[dl]')?"
     r"(?:information|données|accès|connaissance|réponse)"
-    r"|je ne (?:peux|suis|saurais) (?:\w+ ){0,6}?(?:répondre|dire|aider|accéder)"
+    r"|je ne (?:peux|suis|saurais) (?:(?!mais|que)\w+ ){0,6}?(?:répondre|dire|aider|accéder)"
     r"|il n'y a (?:pas d'|aucune )information"
     # Italian
-    r"|non (?:ho|dispongo|possiedo|trovo|conosco|sono|riesco)(?: \w+){0,3}?"
-    r" (?:informazion|dati\b|accesso|conoscenza|la risposta|grado di|possibilità di accedere)"
+    r"|non (?:ho|dispongo|possiedo|trovo|conosco|riesco)(?: \w+){0,3}?"
+    r" (?:informazion|dati\b|accesso|conoscenza|la risposta|possibilità di accedere)"
+    r"|non sono (?:in grado di (?:rispond|dire|forni|aiuta|acced|conferma)|a conoscenza)"
     r"|non (?:posso|riesco a)(?: \w+)?? (?:rispond|dire|aiutar|accedere)"
     # Portuguese
     r"|não (?:tenho|disponho|possuo|encontrei|encontro|consigo)(?: \w+){0,3}?"
@@ -81,18 +84,18 @@ _SPACED = (
     r"|não (?:posso|consigo|sou capaz de|estou em condições de)(?: \w+)?? (?:responder|dizer|ajud|acessar|aceder)"
     # Dutch
     r"|(?:ik (?:heb|kan|vind|beschik)|(?:heb|kan|vind|beschik) ik)(?: \w+){0,3}? (?:geen|niet over)(?: \w+)??"
-    r" (?:informatie|gegevens|toegang|antwoord|idee)\b"
+    r" (?:informatie|gegevens|toegang|antwoord|idee)\b(?! (?:ge(?!vonden)|ver)\w+)"
     r"|(?:ik kan|kan ik)(?: \w+){0,3}? niets?(?: \w+)?? (?:beantwoorden|zeggen|helpen|vinden)"
     r"|(?:ik weet|weet ik)(?: \w+)?? niet\b|ik ben niet op de hoogte"
     # Polish
-    r"|nie (?:mam|posiadam|dysponuję|znalazł\w+|znam|mogę znaleźć)(?: \w+){0,3}?"
+    r"|nie (?:mam|posiadam|dysponuję|znalazł[ae]m|znam|mogę znaleźć)(?: \w+){0,3}?"
     r" (?:informacj|dostępu|dany(?:ch|mi)|wiedzy|odpowiedzi|pojęcia)"
     r"|nie (?:mogę|jestem w stanie|potrafię)(?: \w+){0,2}? (?:odpowiedzieć|powiedzieć|pomóc|znaleźć)"
     # Russian
     r"|у меня нет(?: \w+){0,2}? (?:информаци|доступа|данных|сведений)"
-    r"|(?:не (?:имею|располагаю|обладаю|наш[её]л|нашла)|мне не удалось найти)(?: \w+){0,2}?"
+    r"|(?:не (?:имею|располагаю|обладаю)|я не наш(?:[её]л|ла)|мне не удалось найти)(?: \w+){0,2}?"
     r" (?:информаци|доступ|данны|сведени)"
-    r"|не могу(?: \w+){0,2}? (?:ответить|сказать|помочь|найти)|мне (?:ничего )?не ?известно"
+    r"|не могу(?: (?!не\b)\w+){0,2}? (?:ответить|сказать|помочь|найти)|мне (?:ничего )?не ?известно"
     r"|понятия не имею"
     # Turkish, whose verbs come last
     r"|(?:(?:bilgim|erişimim|fikrim) yok|sahip değilim|bilgi (?:bulamadım|bulunamadı)|(?:cevap|yanıt) veremiyorum"
@@ -108,24 +111,25 @@ _SPACED = (
 )
 _UNSPACED = (
     # Chinese
-    r"(?:我(?!国)[^。，！？]{0,8}?(?:没有|找不到|查不到)[^。，！？]{0,25}?(?:信息|资料|数据|记录)"
-    r"|我(?!国)[^。，！？]{0,8}?(?:无法|不能)[^。，！？]{0,4}?(?:回答|访问|查看|获取|提供|确定|帮)"
-    r"|我[^。，！？]{0,4}?不太?(?:知道|清楚|了解)"
+    r"(?:(?<!自)我(?!国|们|的?建议)[^。，！？]{0,8}?(?:没有|找不到|查不到)[^。，！？]{0,25}?(?:信息|资料|数据|记录)"
+    r"|(?<!自)我(?!国|们|的?建议)[^。，！？]{0,8}?(?:无法|不能)[^。，！？]{0,4}?(?:回答|访问|查看|获取|提供|确定|帮)"
+    r"|(?<!自)我(?!们)[^。，！？]{0,4}?不太?(?:知道|清楚|了解)"
     # Japanese: humble forms, or "information" before the verb
-    r"|(?:[分わ]かり|存じ(?:上げ)?)ません|[分わ]かりかね"
-    r"|(?:情報|データ)(?![^。]{0,12}(?:必要|問題|では))[^。、]{0,12}?(?:(?:あり|ござい|持ってい|持っており|見つかり)ません"
+    r"|(?:[分わ]かり|存じ(?:上げ)?)ません(?!という)|[分わ]かりかね"
+    r"|(?:情報|データ)(?![^。]{0,12}(?:必要|問題|では|ことはあり|心配|影響|違い|誤り|上限|正しく|%))[^。、]{0,12}?(?:(?:あり|ござい|持ってい|持っており|見つかり)ません"
     r"|持ち合わせて(?:い|おり)ません|(?:アクセス|確認)(?:することは)?できません)"
     r"|私[はに][^。]{0,40}?できません|確かなことは言えません)"
 )
 # What counts only at the beginning, because after other words it may be said of someone else.
 _WITHOUT_TOPIC = (
     r"(?:keine ahnung|je ne sais pas|aucune idée|no (?:lo )?sé\b|ni idea|non (?:lo )?so\b|(?:eu )?não sei|geen idee\b"
-    r"|nie wiem\b|(?:я )?не знаю|不太?(?:知道|清楚)|(?:无法|不能)(?:回答|访问|提供)"
-    r"|(?:目前)?没有(?:找到)?(?:关于|相关)"
+    r"|nie wiem\b|(?:я )?не знаю|不太?(?:知道|清楚)(?=[。，！]|$)|(?:无法|不能)(?:回答|(?:访问|提供)[该此这任])"
+    r"|(?:目前)?没有(?:找到)?(?:关于|相关)[^，。！？]{0,25}?(?:信息|资料|数据|记录)(?=[。，]|$)"
     r"|ich bin mir nicht sicher|no estoy segur|je ne suis pas sûr|non sono sicur|não tenho certeza|nie jestem pew"
-    r"|(?:я )?не уверен|我?不确定|emin değilim|لست متأكد|मुझे यकीन नहीं"
-    r"|aucune information (?:n'|sur)|brak informacji (?:na|o)\b|нет информации об?\b"
-    r"|[^。「]{0,60}?お(?:答え|手伝い)(?:でき|しかね)"
+    r"|(?:я )?не уверен|我?不确定(?!性)|emin değilim|لست متأكد|मुझे यकीन नहीं"
+    r"|aucune information (?:n'est )?(?:disponible|trouvée)|brak informacji na (?:ten )?temat"
+    r"|нет информации об?\b(?![^.]*\?)"
+    r"|[^。「！？!?\n]{0,60}?お(?:答え|手伝い)(?:でき(?:ません|かね|ない)|しかね)"
     # No word before the Korean verb is a subject, which would be someone else.
     r"|(?:저는 |[^\s.,]*[^\s.,은는도] |[^\s.,]+에(?: 대해서)?는 ){0,6}?(?:(?:정보|데이터|자료)\S*(?: \S+)??"
     r" (?:찾을 수 없|찾지 못|접근할 수 없|(?:가지고|보유하고) 있지 않)|\S+에 대한 (?:정보|자료)\S* 없습니다"
@@ -143,9 +147,9 @@ _REFUSAL = re.compile(
     rf"|{_WITHOUT_TOPIC}|{_TOPIC}(?:(?<!\w){_SPACED}|{_UNSPACED}))"
 )
 _TOOL_CALL = re.compile(
-    r"\s*(?:<\|?(?:tool|function)[_▁ ]?calls?|\[TOOL_CALLS\]|<\|python_tag\|>|<｜tool▁calls?▁begin｜>"
+    r"(?:<\|?(?:tool|function)[_▁ ]?calls?|\[TOOL_CALLS\]|<\|python_tag\|>|<｜tool▁calls?▁begin｜>"
     r"|<\|channel\|>commentary to="
-    r'|(?:```\w*\s*)?\[?\s*\{\s*"(?:tool_calls?"|function(?:_call)?"'
+    r'|(?:```\w*)?\s*(?:\[\s*)?\{\s*"(?:tool_calls?"|function(?:_call)?"'
     r'|name"\s*:\s*"[^"]{0,99}"\s*,\s*"(?:arguments|parameters)")\s*:)',
     re.IGNORECASE,
 )
@@ -268,7 +272,7 @@ def describe_non_answer(text: str) -> str:
     """
     if not text.strip():
         return "nothing"
-    if _TOOL_CALL.match(text):
+    if _TOOL_CALL.match(text.lstrip()):
         return "a tool call"
     # A refusal is clear from its first words. Matching only at the start avoids matches inside an answer.
     return "a refusal" if _REFUSAL.match(text[:_READ].lower().replace("’", "'")) else ""

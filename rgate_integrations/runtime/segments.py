@@ -101,6 +101,15 @@ _TO_USER = re.compile(
     r"|quieres?|deseas?|io|lei|vuoi|vuole|desidera|você|quer|deseja|вы|вам|вас|мне|ты|тебе|chcesz|mam|να)\b|[我你您]|ましょう|ますか|까요",
     re.IGNORECASE,
 )
+# "Just let me know!": what may follow a question that waits for an answer; a statement answers the question itself.
+_INVITES = re.compile(
+    r"\b(?:let me know|just (?:say|ask|tell)|tell me|say so|(?:happy|glad) to|feel free|sag|sagen sie|gerne?|melde"
+    r"|dime|dígame|avís\w+|encantad[oa]|con gusto|dites|dis-|n['’]hésite|avec plaisir|fammi|mi faccia|dimmi"
+    r"|volentieri|é só|me diga|me avise|laat|zeg|graag|скажите|дайте знать|буду рада?|daj|proszę|powiedz|chętnie"
+    r"|πείτε|πες)\b"
+    r"|告诉我|随时|乐意|教えて|お知らせ|お気軽|喜んで|말씀|알려",
+    re.IGNORECASE,
+)
 _MAX_AFTER_QUESTION, _MAX_CLOSING_WORDS = 2, 6  # such as "Just let me know!"
 
 
@@ -215,8 +224,8 @@ def is_question(text: str) -> bool:
 def closing_question(text: str, *, before_any: bool = False) -> str:
     """Return the question or offer that ends the assistant's turn; empty if there is none.
 
-    Up to two sentences of at most six words may follow a question to the user; with ``before_any``, up to two of any
-    length may follow any question.
+    Up to two invitations of at most six words may follow a question to the user; with ``before_any``, up to two
+    of any length may follow any question.
 
     >>> closing_question("It is blue. Shall I look up why? Just say so!"), closing_question("And red? It is longer.")
     ('Shall I look up why?', '')
@@ -224,10 +233,12 @@ def closing_question(text: str, *, before_any: bool = False) -> str:
     ends = [
         each for each in segments(text.rstrip()[-_MAX_TURN_CHARS:]) if any(map(str.isalnum, each))
     ]  # no emoji
+    waits = True
     for after, segment in enumerate(reversed(ends[-1 - _MAX_AFTER_QUESTION :])):
-        is_asked = is_question(segment) and (not after or before_any or _TO_USER.search(segment))
+        is_asked = is_question(segment) and (not after or before_any or (waits and _TO_USER.search(segment)))
         if is_asked or _OFFER.search(segment):
             return segment
+        waits = waits and _INVITES.search(segment) is not None
         if not before_any and count_words(segment) > _MAX_CLOSING_WORDS:
             break
     return ""

@@ -28,7 +28,11 @@ Thai, Khmer and other scripts without spaces are left out: cut at vowel signs, p
 """
 UNSPACED = re.compile(rf"[{IDEOGRAPHS}\u0e00-\u0eff]")
 """Matches a character of a script without spaces between words, such as Japanese or Thai."""
-_ATTACHED = re.compile(rf"{UNSPACED.pattern}|[\uac00-\ud7a3]")  # and Hangul, because particles follow names
+# What may follow a Korean name within its word.
+_PARTICLES = (
+    "(?:은|는|이|가|을|를|의|에|에서|에는|도|로|으로|와|과|만|까지|부터"
+    "|입니다|이다|였다|이었다|이에요|예요|이며|이고)"
+)
 
 logger = logging.getLogger("rgate_integrations")
 """The logger of the whole package. What users wrote, or a server said, goes through `redact` first."""
@@ -156,17 +160,23 @@ def normalise_answers(answers: Sequence[str]) -> list[str]:
 def contains_answer(text: str, answer: str) -> bool:
     """Return whether an answer occurs in a text, as whole words, after both are normalised.
 
-    An answer that is empty once normalised is never contained. Chinese, Japanese, Thai and Korean may touch other
-    words, so an answer of several of their characters may occur anywhere.
+    An answer that is empty once normalised is never contained. Chinese, Japanese and Thai may touch other
+    words, so an answer of several of their characters may occur anywhere. A Korean particle may follow an answer. In
+    a date such as 10月3日, only the year is an answer.
 
     Examples:
         >>> contains_answer("I do not know", "no"), contains_answer("No, it is not.", "no")
         (False, True)
     """
     inner, outer = normalise(answer), normalise(text)
-    if not _ATTACHED.fullmatch(inner):
-        inner, outer = (" ".join(_ATTACHED.sub(r" \g<0> ", each).split()) for each in (inner, outer))
-    return bool(inner) and f" {inner} " in f" {outer} "
+    if not UNSPACED.fullmatch(inner):
+        inner, outer = (" ".join(UNSPACED.sub(r" \g<0> ", each).split()) for each in (inner, outer))
+    in_date = "(?! ?[年月日년월일])" if inner.isdecimal() and len(inner) != len("1998") else ""
+    attached = rf"{_PARTICLES}(?!\S)" if "가" <= inner[-1:] <= "힣" else "[가-힣]"
+    return (
+        bool(inner)
+        and re.search(rf"(?<!\S){re.escape(inner)}{in_date}(?:(?!\S)|{attached})", outer) is not None
+    )
 
 
 def is_correct(answer: str, gold: Sequence[str]) -> bool:
