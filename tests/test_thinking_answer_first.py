@@ -10,7 +10,6 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import ConfigurableField
 from pydantic import Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -217,18 +216,6 @@ def test_thoughts_of_a_chat_model_are_known_by_the_first_and_then_no_answer_is_b
     answer = call(router, KNOWN)
     assert getattr(answer, "text", answer).strip() == "The answer is 42."
     assert len(llm.calls) == 2
-
-
-def test_an_llm_that_thinks_says_nothing_about_the_other_that_a_call_chooses():
-    """Regression: after one call of the LLM that thinks, no answer of the other was judged any more."""
-    plain, judge = Thinker(thoughts=[AIMessageChunk("")]), Words()
-    llm = plain.configurable_alternatives(
-        ConfigurableField(id="llm"), thinks=Thinker(thoughts=CHUNKS["Ollama, DeepSeek"])
-    )
-    router = RetrievalGate(judge).route(retrieve=Retriever() | str, direct=llm, **options())
-    for choice in ({"configurable": {"llm": "thinks"}}, {}):
-        assert router.invoke(KNOWN, choice).text.strip() == "The answer is 42."
-    assert [request.draft.text for (request,) in judge.asked] == ["The answer is 42."]
 
 
 def test_without_a_gate_for_the_question_there_is_no_evidence():

@@ -66,7 +66,6 @@ class DirectArm:
             `rgate_integrations.langchain.chat_models.with_logprobs`.
         wants_logprobs: Whether to request log-probabilities; False once the LLM has refused them.
         is_cumulative: Whether a parser in the arm sends the whole object so far in each chunk.
-        chooses_llm: Whether a call's config may choose the LLM.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
@@ -74,11 +73,11 @@ class DirectArm:
         self.with_logprobs = with_logprobs(arm)
         self.wants_logprobs = True
         self.is_cumulative = next(runnables_in(arm, BaseCumulativeTransformOutputParser), None) is not None
-        self.chooses_llm = chooses_llm(arm)
+        self._chooses_llm = chooses_llm(arm)
 
     def chosen_llm(self, config: RunnableConfig) -> str | None:
         """Return the name of the LLM that answers in a call; None if its config cannot choose one, or fails to."""
-        if not self.chooses_llm:
+        if not self._chooses_llm:
             return None
         try:
             return get_llm_name(self.arm, config)

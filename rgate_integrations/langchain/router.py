@@ -339,9 +339,7 @@ class RouterCall(RoutedCall[RunInput]):
                 item.threshold = read_threshold(router.gate, item.run.config)
             except ConfigurationError as error:
                 item.result = error
-        # If each call chooses its LLM, one that thinks says nothing about the next, so a copy remembers it.
-        strategy = replace(router.strategy) if direct.chooses_llm else router.strategy
-        super().__init__(strategy, [item for item in self.all_inputs if item.result is None])
+        super().__init__(router.strategy, [item for item in self.all_inputs if item.result is None])
         self.router = router
         self._direct = direct
         self._search = search
