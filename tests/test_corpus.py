@@ -538,8 +538,13 @@ class ReadsDraft(Says):
         (0.9, {}, True, None, "The question is about what *docs* covers (probability 0.90)."),
         (0.9, {"prefer": "llm"}, True, None, "The LLM wrote that it does not know, or cannot answer."),
         (0.1, {}, True, None, "The LLM wrote that it does not know, or cannot answer."),
-        (0.1, {"when_uncovered": "direct"}, False, "direct", "No corpus covers the question (highest"),
-        (0.1, {"when_uncovered": "abstain"}, False, "abstain", "No corpus covers the question (highest"),
+        (
+            0.1,
+            {"when_uncovered": "direct"},
+            True,
+            None,
+            "The LLM wrote that it does not know, or cannot answer.",
+        ),
     ],
 )
 def test_an_llm_that_does_not_know_does_not_say_where_to_search(
@@ -556,6 +561,23 @@ def test_an_llm_that_does_not_know_does_not_say_where_to_search(
     assert (unknown.retrieve, unknown.outcome, unknown.p_known) == (retrieve, outcome, 0.0)
     assert (unknown.corpora, unknown.p_covered, unknown.error) == (("docs",), p_covered, None)
     assert unknown.override.reason.startswith(why)
+
+
+@pytest.mark.model
+def test_after_i_dont_know_only_a_gate_with_heads_leaves_uncovered_questions_to_the_llm():
+    """Regression: without heads, nothing told that a question was private or fresh, and it was skipped."""
+    weather, obscure = "What is the weather in Oslo today?", "Where was Aarno Maliniemi born?"
+    requests = [Request(question, draft=Draft(text="I don't know.")) for question in (weather, obscure)]
+    answer = load_gate("answer").gate
+    calibrated = load_gate("calibrated", inner=answer).gate
+    outcomes = [
+        [decision.outcome for decision in gate.decide_batch(requests)]
+        for gate in (
+            load_gate(inner, corpus=covering(0.1), when_uncovered="direct", on_error="raise")
+            for inner in (answer, calibrated)
+        )
+    ]
+    assert outcomes == [[None, "direct"], [None, None]]
 
 
 @pytest.mark.model

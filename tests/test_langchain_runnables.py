@@ -80,15 +80,6 @@ def test_a_threshold_that_is_none_stays_with_its_input(call, look_first):
     assert [found[0], found[2]] == ["D:a", "D:c"]
 
 
-@pytest.mark.parametrize("name", ["gate", "retrieve", "direct"])
-def test_a_routers_configurable_fields_have_a_json_schema(name):
-    """Regression: pydantic cannot make the JSON schema of a runnable, so LangServe and LangGraph's API failed."""
-    router = RetrievalGate("constant:never").route(retrieve=lambda asked: asked, direct=lambda asked: asked)
-    for owner, field in ((router, name), (RetrievalGate("constant:never").guard(Search()), "retriever")):
-        configurable = owner.configurable_fields(**{field: ConfigurableField(id="chosen")})
-        assert "chosen" in str(configurable.get_config_jsonschema())
-
-
 def test_configurable_fields():
     gate = RetrievalGate("constant:never").configurable_fields(
         gate=ConfigurableField(id="gate"), threshold=ConfigurableField(id="threshold")
@@ -159,7 +150,6 @@ WRONG = [
     (ConfigurationError, r"InMemory.*as_retriever\(\)", lambda: GATE.guard({"docs": STORE})),
     (ConfigurationError, r"InMemory.*as_retriever\(\)", lambda: GATE.route(retrieve=STORE, direct=str)),
     (ConfigurationError, r"InMemory.*as_retriever\(\)", lambda: gated_rag(STORE, Chat())),
-    (ValidationError, "instance of Runnable", lambda: RetrievalRouter("never", retrieve=str, direct=str)),
     (ValidationError, "max_querys", lambda: GatedRetriever(retriever=Search(), max_querys=3)),
     (ValidationError, "kk", lambda: CorpusRetriever(parts={"docs": Search()}, kk=3)),
     (ValidationError, "known_message", lambda: GatedRetriever(retriever=Search(), known_message=3)),

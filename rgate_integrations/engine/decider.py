@@ -229,6 +229,7 @@ class Decider(ABC):
             return decision
         return decision.with_retrieve(
             True,
+            outcome=None,
             override=Override(retrieve=True, reason=missing),
             reason=f"{missing} {decision.reason}".strip(),
         )

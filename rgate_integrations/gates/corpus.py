@@ -224,7 +224,9 @@ class CorpusGate(Gate):
         threshold = next(value for value in thresholds if value is not None)
         private_or_fresh = score.signals.get("private", 0.0) + score.signals.get("fresh", 0.0)
         knows = score.p_known >= threshold and not refusal
-        if knows or score.override or private_or_fresh >= COVERED or self.when_uncovered == "retrieve":
+        # Without the heads' signals, nothing tells whether what the LLM does not know is private or fresh.
+        must_search = private_or_fresh >= COVERED or (refusal and not score.signals)
+        if knows or score.override or must_search or self.when_uncovered == "retrieve":
             return by_inner
         reason = (
             f"No corpus covers the question (highest P(covered) {best.p:.2f}), "
@@ -233,7 +235,10 @@ class CorpusGate(Gate):
         return replace(score.overridden(reason, retrieve=False), outcome=self.when_uncovered)
 
     def _score_refusal(self, evidence: Evidence, refusal: str) -> Score:
-        """Return the score of a request whose answer the LLM refused: P(known) is 0, the rest is by the question."""
+        """Return the score of a request whose answer the LLM refused: P(known) is 0, the rest is by the question.
+
+        Without heads, it has no signals.
+        """
         heads = self.inner.question_gate()
         score = heads.score(evidence) if isinstance(heads, HeadsGate) else Score(0.0, "")
         return replace(score, p_known=0.0, reason=refusal)

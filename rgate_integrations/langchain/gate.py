@@ -53,7 +53,7 @@ from rgate_integrations.langchain.questions import (
     condense_follow_ups,
 )
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, RunnableField, run_groups
+from rgate_integrations.langchain.runnable import FlowRetriever, FlowRunnable, Run, run_groups
 from rgate_integrations.runtime.flow import Flow
 
 LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
@@ -449,7 +449,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
 
     run_type: ClassVar[str] = "retriever"
 
-    retriever: RunnableField
+    retriever: Runnable[Any, Any]
     gate: Annotated[Any, BeforeValidator(as_gate_runnable)] = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
     known_message: str | Document | None = None

@@ -37,14 +37,7 @@ from rgate_integrations.langchain.decisions import (
     read_threshold,
 )
 from rgate_integrations.langchain.questions import GateCall, condense_follow_ups
-from rgate_integrations.langchain.runnable import (
-    FlowRunnable,
-    Run,
-    RunnableField,
-    TypedByPart,
-    run_batch,
-    run_batches,
-)
+from rgate_integrations.langchain.runnable import FlowRunnable, Run, TypedByPart, run_batch, run_batches
 from rgate_integrations.langchain.search_ahead import RetrieverRuns, run_search, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
@@ -95,9 +88,9 @@ class RetrievalRouter(TypedByPart, FlowRunnable[Input, Output]):
         InvalidQuestionError: Raised by a call: the input has no question.
     """
 
-    gate: RunnableField
-    retrieve: RunnableField
-    direct: RunnableField
+    gate: Runnable[Any, Decision]
+    retrieve: Runnable[Any, Any]
+    direct: Runnable[Any, Any]
     strategy: SkipValidation[Strategy] = Strategy()
     condensed_key: str | None = None
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -17,14 +17,11 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import get_config_list, patch_config
 from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
-from pydantic import ConfigDict, GetPydanticSchema
+from pydantic import ConfigDict
 
 from rgate_integrations.decision import Options
 from rgate_integrations.langchain.chat_models import list_parts
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, is_interrupt, run
-
-RunnableField = Annotated[Any, GetPydanticSchema(lambda source, handler: handler(Runnable))]
-"""The type of a field with a runnable: Any with a check, because ``Runnable`` has no JSON schema for a config."""
 
 
 @dataclass

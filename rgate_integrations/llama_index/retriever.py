@@ -221,11 +221,17 @@ class GatedRetriever(Gated, FlowRetriever):
             )
         listen(_ResponseListener)  # here, since an unpickled retriever was not constructed in this process
         # Copies, because a retriever may return the same nodes to several searches.
-        nodes = [node.model_copy() for node in nodes]
+        copies = []
         for node in nodes:
-            _decisions[id(node)] = decision
-            finalize(node, _decisions.pop, id(node))
-        return nodes
+            try:
+                copied = node.model_copy()
+            except Exception:  # a node of a user's class may have no copy; it goes without the decision
+                copies.append(node)
+                continue
+            _decisions[id(copied)] = decision
+            finalize(copied, _decisions.pop, id(copied))
+            copies.append(copied)
+        return copies
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self.retriever}
