@@ -42,7 +42,7 @@ KIND = Kind(
 )
 PENALTY = 300.0
 MAX_MISTAKEN = 0.003
-"""Share of other training texts that may be taken for such a message."""
+"""Maximum share of other training texts of which the whole, or a segment, may be taken for such a message."""
 MAX_CHARS = 200
 """Maximum length of a request to put between pleasantries."""
 REPEATED = 3

@@ -416,8 +416,8 @@ class HeadsArtifact(SavedGate):
         self_contained: Likewise, a segment that asks for nothing beyond itself, such as a sum or "make it shorter".
         self_contained_turns: The same for a message that follows others.
         own_matters: Classifies a request and each of its segments by the layers of `segments`. The request retrieves
-            if it or a segment is of any kind but the first (only if it is: of ``pleasantries``); if it is one
-            segment, the logit of the last kind is added to that of the same kind in `segments`.
+            if it or a segment is of any kind but the first; only a whole request is of the kind ``pleasantries``. If
+            it is one segment, the logit of the last kind is added to that of the same kind in `segments`.
     """
 
     method: Literal["heads"] = "heads"

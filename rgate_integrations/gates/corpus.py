@@ -237,7 +237,7 @@ class CorpusGate(Gate):
     def _score_refusal(self, evidence: Evidence, refusal: str) -> Score:
         """Return the score of a request whose answer the LLM refused: P(known) is 0, the rest is by the question.
 
-        Without heads, it has no signals.
+        Without heads, it has no signals, and `score` retrieves.
         """
         heads = self.inner.question_gate()
         score = heads.score(evidence) if isinstance(heads, HeadsGate) else Score(0.0, "")
