@@ -47,8 +47,8 @@ from published import Published
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.artifacts import HeadsArtifact
 from rgate_integrations.gates.folder import read_gate
+from rgate_integrations.gates.heads_artifact import HeadsArtifact
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.tuning.ability import estimate_ability
 from rgate_integrations.tuning.evaluation import auc, expected_calibration_error

@@ -43,9 +43,9 @@ from torch.nn.functional import dropout
 
 from rgate_integrations import load_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.gates.artifacts import AttentionHead, HeadsArtifact, KindHead
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.heads_artifact import AttentionHead, HeadsArtifact, KindHead
 from rgate_integrations.runtime.segments import layout, segments
 from rgate_integrations.tuning.evaluation import auc
 

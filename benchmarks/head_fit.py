@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.gates.artifacts import Detector, FactHeads
+from rgate_integrations.gates.heads_artifact import Detector, FactHeads
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.tuning.fitting import ridge_logistic

@@ -15,7 +15,7 @@ from text_rows import TRAIN, TextRow
 from traffic_requests import APPLICATIONS, read_traffic
 from training_text import make_training_rows
 
-from rgate_integrations.gates.artifacts import Kind, KindHead
+from rgate_integrations.gates.heads_artifact import Kind, KindHead
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.runtime.segments import layout
 

@@ -55,9 +55,9 @@ from training_text import make_training_rows
 
 from rgate_integrations import load_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.gates.artifacts import AttentionHead, HeadsArtifact, KindHead
 from rgate_integrations.gates.folder import CONFIG, WEIGHTS, read_gate, save_gate, saved_folder
 from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.heads_artifact import AttentionHead, HeadsArtifact, KindHead
 from rgate_integrations.models.download import download
 from rgate_integrations.models.encoder import ENCODER, Encoder, EncoderProxy
 from rgate_integrations.models.encoder_file import ADAPTER, make_encoder

@@ -20,8 +20,8 @@ from labels import read_practical
 from sklearn.linear_model import LogisticRegression
 from templates import FOLDER, LICENCE, fill, read_lines, read_words, vary
 
-from rgate_integrations.gates.artifacts import Detector
 from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.gates.heads_artifact import Detector
 from rgate_integrations.tuning.evaluation import auc
 
 NAME = "templates of news and of settled facts"

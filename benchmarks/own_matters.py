@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 import torch
-from base import argument_parser, checksum, print_table
+from base import argument_parser, print_table
 from encoder_states import FACT_LAYERS, EncoderStates
 from heads import CACHE, fact_states
 from kind_rows import list_traffic
@@ -37,15 +37,15 @@ from labels import read_adarague, read_practical, read_template_labels
 from mixtures import Mixture, Piece
 from own_matter_rows import PARAGRAPH, read_own_rows
 from segment_rows import match_kinds
-from templates import LICENCE, keep_words
+from templates import add_step, keep_words
 from text_rows import FRAMES, NEEDY, TRAIN, TextRow
 from training_text import make_training_rows
 
 from rgate_integrations import load_gate
-from rgate_integrations.gates.artifacts import LAYOUT, Kind, KindHead
 from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.gates.heads_artifact import Kind, KindHead
 from rgate_integrations.models.base import PooledLayer
-from rgate_integrations.runtime.segments import layout, segments
+from rgate_integrations.runtime.segments import LAYOUT, layout, segments
 
 RECIPE = "; own matters: python benchmarks/own_matters.py"
 NAME = "requests about own matters, and look-alikes"
@@ -318,11 +318,8 @@ def main() -> None:
         measure()
         return
     gate: Any = read_gate(arguments.save)
-    recipe = gate.provenance["recipe"].replace(RECIPE, "") + RECIPE
     trained_on = [row.text for row in chain(*read_own_rows().values())]
-    data = [row for row in gate.provenance["data"] if row["name"] != NAME]
-    data.append({"name": NAME, "licence": LICENCE, "sha256": checksum(trained_on), "n": len(trained_on)})
-    provenance = {**gate.provenance, "recipe": recipe, "data": data}
+    provenance = add_step(gate.provenance, RECIPE, NAME, trained_on)
     head = fit_head(arguments.data, arguments.cache, gate.segments)
     save_gate(replace(gate, own_matters=head, provenance=provenance), arguments.save)
 

@@ -6,8 +6,7 @@
 the heads take all of it for small talk. The detector finds such messages if what they ask for needs passages. It
 learns from requests between the phrases of ``templates/pleasantries.txt`` and of the other languages' templates,
 joined by commas, emoji, dashes, dots or nothing, beside the same for requests that need none, pleasantries alone,
-thanks and tasks (``templates/self_contained.tsv``), and other training text. It is linear, and becomes one more unit
-of the classifier of own matters, whose other units stay as they are; so run this script after ``own_matters.py``.
+thanks and tasks (``templates/self_contained.tsv``), and other training text.
 
 Without ``--save``, prints the decisions of the default gate on ``pleasantries.tsv``: 480 messages in 18 languages, by
 two writers who did not see the templates.
@@ -22,24 +21,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from base import argument_parser, checksum, print_table
+from base import argument_parser, print_table
 from heads import CACHE, fact_states
 from labels import read_practical, read_template_labels
 from news import fit
-from own_matters import CALIBRATION, PRIVATE, read_others
+from own_matters import CALIBRATION, read_others
 from self_contained import read_requests
-from templates import FOLDER, LICENCE
+from templates import FOLDER, add_step
 from text_rows import NEEDY, TRAIN, UNSPACED, make_language_rows, read_language, read_sections
 
 from rgate_integrations import load_gate
-from rgate_integrations.gates.artifacts import LAYOUT, Kind, KindHead
 from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.gates.heads_artifact import Detector
 
 RECIPE = "; requests between pleasantries: python benchmarks/pleasantries.py"
 NAME = "requests between pleasantries"
-KIND = Kind(
-    "pleasantries", "never", "seems to ask, between pleasantries, about something that the LLM does not know"
-)
 PENALTY = 300.0
 MAX_MISTAKEN = 0.003
 """Maximum share of other training texts of which the whole, or a segment, may be taken for such a message."""
@@ -110,32 +106,8 @@ def join(pieces: Sequence[str], language: str, emoji: Sequence[str], draw: rando
     )
 
 
-def add_unit(head: KindHead, weight: np.ndarray, bias: float) -> KindHead:
-    """Return the classifier of own matters with the kind `KIND`, whose logit is that of a linear detector if above 0.
-
-    Args:
-        head: The classifier; if it has the kind already, its unit is replaced.
-        weight: Weights of the detector, shape (layers * 384,).
-        bias: Its bias.
-    """
-    kinds, hidden, hidden_bias, output = list(head.kinds), head.hidden, head.hidden_bias, head.output
-    if KIND.name in (kind.name for kind in kinds):
-        del kinds[-2]
-        hidden, hidden_bias, output = hidden[:-1], hidden_bias[:-1], np.delete(output[:, :-1], -2, axis=0)
-    output = np.pad(output, ((0, 0), (0, 1)))
-    unit = np.zeros((1, output.shape[1]), np.float32)
-    unit[0, -1] = 1
-    return replace(
-        head,
-        kinds=(*kinds[:-1], KIND, kinds[-1]),
-        hidden=np.concatenate([hidden, np.pad(weight, (0, LAYOUT))[None]]).astype(np.float32),
-        hidden_bias=np.append(hidden_bias, bias).astype(np.float32),
-        output=np.concatenate([output[:-1], unit, output[-1:]]).astype(np.float32),
-    )
-
-
-def fit_detector(data: Path, cache: Path) -> tuple[np.ndarray, float, list[str]]:
-    """Return weights and bias of the detector, and the messages that it has learned from."""
+def fit_detector(data: Path, cache: Path) -> tuple[Detector, list[str]]:
+    """Return the detector, and the messages that it has learned from."""
     messages = pd.DataFrame(make_messages(data), columns=["text", "needy"]).drop_duplicates("text")
     others, _ = read_others(data)
     others += [(text, "") for text in read_requests().query("label == 'self'").text for _ in range(REPEATED)]
@@ -152,10 +124,11 @@ def fit_detector(data: Path, cache: Path) -> tuple[np.ndarray, float, list[str]]
         if len(parts) > 1:
             learned += draw.sample(list(parts), min(len(parts), MAX_SEGMENTS))
     states = np.stack([*(encoder_states.whole(text) for text in messages.text), *learned])
-    states = states.reshape(len(states), -1).astype(np.float32)
+    shape, states = states.shape[1:], states.reshape(len(states), -1).astype(np.float32)
     weight, bias = fit(states, np.append(messages.needy, np.zeros(len(learned), bool)), PENALTY)
     highest = [(parts.reshape(len(parts), -1) @ weight).max() + bias for parts in calibrating]
-    return weight, bias - float(np.quantile(highest, 1 - MAX_MISTAKEN)), messages.text.tolist()
+    least = float(np.quantile(highest, 1 - MAX_MISTAKEN))
+    return Detector(weight.reshape(shape).astype(np.float32), bias - least), messages.text.tolist()
 
 
 def measure() -> None:
@@ -186,17 +159,9 @@ def main() -> None:
         measure()
         return
     gate: Any = read_gate(arguments.save)
-    if gate.own_matters.kinds[-1].name != PRIVATE:
-        raise SystemExit("Run own_matters.py first.")
-    weight, bias, messages = fit_detector(arguments.data, arguments.cache)
-    recipe = gate.provenance["recipe"].replace(RECIPE, "") + RECIPE
-    data = [row for row in gate.provenance["data"] if row["name"] != NAME]
-    data.append({"name": NAME, "licence": LICENCE, "sha256": checksum(messages), "n": len(messages)})
-    provenance = {**gate.provenance, "recipe": recipe, "data": data}
-    save_gate(
-        replace(gate, own_matters=add_unit(gate.own_matters, weight, bias), provenance=provenance),
-        arguments.save,
-    )
+    detector, messages = fit_detector(arguments.data, arguments.cache)
+    provenance = add_step(gate.provenance, RECIPE, NAME, messages)
+    save_gate(replace(gate, between_pleasantries=detector, provenance=provenance), arguments.save)
 
 
 if __name__ == "__main__":

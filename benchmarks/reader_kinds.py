@@ -50,9 +50,9 @@ from templates import keep_words
 from text_rows import TRAIN, TextRow
 from training_text import make_training_rows
 
-from rgate_integrations.gates.artifacts import LAYOUT, HeadsArtifact, KindHead
 from rgate_integrations.gates.folder import read_gate, save_gate
-from rgate_integrations.runtime.segments import segments
+from rgate_integrations.gates.heads_artifact import HeadsArtifact, KindHead
+from rgate_integrations.runtime.segments import LAYOUT, segments
 
 RECIPE = "; kinds by the reader: python benchmarks/reader_kinds.py"
 UNITS, DROPOUT, DECAY, EPOCHS, BATCH, RATE = 32, 0.3, 0.1, 12, 256, 1e-3

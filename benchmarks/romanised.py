@@ -17,8 +17,8 @@ from heads import CACHE, fact_states, read_template_labels
 from news import fit
 from text_rows import TRAIN, make_language_rows
 
-from rgate_integrations.gates.artifacts import Detector
 from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.gates.heads_artifact import Detector
 
 PENALTY = 1e3
 MAX_MISTAKEN = 0.001

@@ -18,7 +18,7 @@ from kind_rows import (
 )
 from labels import read_practical
 
-from rgate_integrations.gates.artifacts import KindHead
+from rgate_integrations.gates.heads_artifact import KindHead
 from rgate_integrations.runtime.segments import layout
 
 DECAY, EPOCHS, BATCH, RATE = 0.1, 20, 512, 1e-3

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from base import CONSOLE, argument_parser, checksum, print_table, read_records
+from base import CONSOLE, argument_parser, print_table, read_records
 from heads import CACHE, fact_states
 from news import fit, predict_held_out
-from templates import LICENCE
+from templates import add_step
 
 from rgate_integrations import CorpusProfile, Request, load_gate
-from rgate_integrations.gates.artifacts import Detector
 from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.gates.heads_artifact import Detector
 from rgate_integrations.runtime.segments import ASSISTANT, USER, segments
 from rgate_integrations.tuning.evaluation import auc
 
@@ -229,11 +229,8 @@ def main() -> None:
         measure_turns()
         return
     gate: Any = read_gate(arguments.save)
-    recipe = gate.provenance["recipe"].replace(RECIPE, "") + RECIPE
-    data = [row for row in gate.provenance["data"] if row["name"] != NAME]
     texts = [*read_requests().text, *read_messages(TURNS).text]
-    data.append({"name": NAME, "licence": LICENCE, "sha256": checksum(texts), "n": len(texts)})
-    provenance = {**gate.provenance, "recipe": recipe, "data": data}
+    provenance = add_step(gate.provenance, RECIPE, NAME, texts)
     single, turns = detectors
     save_gate(
         replace(gate, self_contained=single, self_contained_turns=turns, provenance=provenance),

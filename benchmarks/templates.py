@@ -7,9 +7,13 @@ The same seed gives the same requests.
 
 import random
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from base import checksum
 
 FOLDER = Path(__file__).parent / "templates"
 KINDS = ("task", "common", "obscure", "fresh", "private", "language")
@@ -45,6 +49,20 @@ _MIXED, _SHORT = 3, 16
 """Each template that needs passages gets up to _MIXED requests that also ask for something needless, each with fewer
 than _SHORT words. With longer ones, tasks with pasted text look private (AUC of requests 0.965 instead of 0.974)."""
 _LEADS = ("", "", "Hint: ", "Also, ", "By the way, ", "PS: ", "One more thing: ")
+
+
+def add_step(provenance: Mapping[str, Any], recipe: str, name: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Return a gate's provenance with one more step of its recipe, which learned from texts made from templates.
+
+    Args:
+        provenance: That of the gate; an earlier run of the step is replaced.
+        recipe: The step, starting with "; ".
+        name: Name of the texts.
+        texts: The texts.
+    """
+    data = [row for row in provenance["data"] if row["name"] != name]
+    data.append({"name": name, "licence": LICENCE, "sha256": checksum(texts), "n": len(texts)})
+    return {**provenance, "recipe": provenance["recipe"].replace(recipe, "") + recipe, "data": data}
 
 
 @dataclass(frozen=True)

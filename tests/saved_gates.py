@@ -5,18 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from rgate_integrations.gates.artifacts import (
+from rgate_integrations.gates.artifacts import ProbeArtifact, SavedGate, TunedArtifact
+from rgate_integrations.gates.folder import save_adapter
+from rgate_integrations.gates.heads_artifact import (
     AttentionHead,
     Detector,
     FactHeads,
     HeadsArtifact,
     Kind,
     KindHead,
-    ProbeArtifact,
-    SavedGate,
-    TunedArtifact,
 )
-from rgate_integrations.gates.folder import save_adapter
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.runtime.segments import LAYOUT
 
@@ -95,6 +93,7 @@ HEADS = HeadsArtifact(
         hidden_bias=np.zeros(1, np.float32),
         output=np.zeros((3, 1), np.float32),
     ),
+    between_pleasantries=Detector(np.zeros((1, 4), np.float32), -1.0),
 )
 ADAPTER = SavedGate(
     method="ik",

@@ -12,8 +12,8 @@ from rgate_integrations import Draft, Request, load_gate
 from rgate_integrations.engine import decision_engine
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.artifacts import Detector
 from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.gates.heads_artifact import Detector
 from rgate_integrations.models.base import HiddenStates
 from rgate_integrations.runtime.segments import LAYOUT
 from tests.saved_gates import FACTS, HEADS, KINDS, LAYERS, NUMBERS, SEGMENTS, TOGETHER
@@ -208,6 +208,7 @@ def test_shapes_that_do_not_fit_are_refused(part, name, shape):
         (HEADS, "romanised"),
         (HEADS, "self_contained"),
         (HEADS, "self_contained_turns"),
+        (HEADS, "between_pleasantries"),
         (FACTS, "news"),
     ],
 )
@@ -535,7 +536,7 @@ def test_of_news_an_able_llm_knows_no_more_than_the_default_one(decide, theta, c
 OTHER_THREADS = """
 import time
 import numpy as np
-from rgate_integrations.gates.artifacts import Detector
+from rgate_integrations.gates.heads_artifact import Detector
 from rgate_integrations.gates.folder import read_gate
 heads = read_gate("default")
 states, layout = np.ones((1, 4, 384), np.float32), np.ones((1, 11), np.float32)

@@ -20,12 +20,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, first_line
-from rgate_integrations.gates.artifacts import (
-    HeadsArtifact,
-    ProbeArtifact,
-    SavedGate,
-    TunedArtifact,
-)
+from rgate_integrations.gates.artifacts import ProbeArtifact, SavedGate, TunedArtifact
+from rgate_integrations.gates.heads_artifact import HeadsArtifact
 from rgate_integrations.runtime.arrays import AnyStates
 from rgate_integrations.runtime.files import (
     SHIPPED,

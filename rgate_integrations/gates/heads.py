@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, resolve_ability
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, KindHead
 from rgate_integrations.gates.base import (
     USER_SOURCES,
     Gate,
@@ -23,6 +22,7 @@ from rgate_integrations.gates.base import (
 )
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec, Scope
+from rgate_integrations.gates.heads_artifact import HeadsArtifact, Kind, KindHead, p_answered
 from rgate_integrations.gates.probability import logit, sigmoids, softmax
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
@@ -486,15 +486,3 @@ def may_reader_change(
     asks_fact = if_known - if_unknown > _ASKS_FACT
     is_close = 0 < threshold < 1 and abs(logit(p) - logit(threshold)) < _MARGIN_OF_KINDS
     return alone and is_close and not asks_fact
-
-
-def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:
-    """Return P(the LLM alone answers well) for each of n requests or segments, shape (n,).
-
-    Args:
-        kinds: The K kinds.
-        probabilities: The probability of each kind, shape (n, K).
-        known: P(the LLM knows the fact), shape (n,), or (1,) if it is the same for all.
-    """
-    shares = np.stack([kind.share_answered(known) for kind in kinds], axis=1)
-    return np.minimum((probabilities * shares).sum(axis=1), 1.0)  # rounding may exceed 1
