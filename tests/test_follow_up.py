@@ -3,7 +3,13 @@
 import pytest
 
 from rgate_integrations import Override, Request, load_gate
-from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD, is_follow_up, missing_context
+from rgate_integrations.engine.follow_ups import (
+    REFERS_BACK,
+    UNREAD,
+    is_follow_up,
+    list_search_texts,
+    missing_context,
+)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +114,24 @@ def test_a_decision_to_skip_what_is_not_understood_retrieves_and_says_why(call, 
 def test_a_reason_to_retrieve_that_was_found_before_is_kept(call):
     gate = load_gate("constant:never", always=lambda question: True)
     assert "always=" in call(gate, "How tall is he?").override.reason
+
+
+EARLIER, OFFER = "How loud is it in turbo mode?", "Shall I look up the warranty of the X200?"
+
+
+@pytest.mark.parametrize(
+    ("reply", "last", "searched"),
+    [
+        ("Yes please", f"assistant: 62 decibels. **{OFFER}**", f"{OFFER}\nYes please"),
+        ("the blue one", "assistant: Which one is it?", f"{EARLIER}\nWhich one is it?\nthe blue one"),
+        ("Thanks!", "assistant: 62 decibels.", f"{EARLIER}\nThanks!"),
+        ("How long is the warranty?", f"assistant: 62 decibels. {OFFER}", "How long is the warranty?"),
+    ],
+)
+def test_a_short_reply_is_searched_for_with_the_question_that_it_answers(reply, last, searched):
+    """Regression: for "Yes please" to an offer, only the question before the offer was searched for."""
+    assert list_search_texts(reply, [f"user: {EARLIER}", last])[0] == searched
+
+
+def test_a_reply_to_an_offer_that_nothing_precedes_is_searched_for_with_the_offer():
+    assert list_search_texts("Yes please", [f"assistant: {OFFER}"]) == [f"{OFFER}\nYes please"]

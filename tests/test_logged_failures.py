@@ -71,6 +71,19 @@ class Failing(FakeListChatModel):
     _stream = _call
 
 
+class Client:
+    """An application's object that has no ``repr``."""
+
+    def __str__(self):
+        return "client"
+
+    def __repr__(self):
+        raise RuntimeError
+
+
+METADATA = {"note": TURN, "client": Client(), "more": [PASSAGE]}
+
+
 class QuotingGate:
     reads_history = True
 
@@ -109,7 +122,7 @@ FAILURES = {
         "QuotingError: status 400",
     ),
     "a gate that quotes metadata": (
-        lambda: RetrievalGate(QuotingGate()).invoke("who?", {"metadata": {"note": TURN, "more": [PASSAGE]}}),
+        lambda: RetrievalGate(QuotingGate()).invoke("who?", {"metadata": METADATA}),
         "QuotingError: status 400",
     ),
     "an LLM that writes drafts": (

@@ -243,8 +243,9 @@ class Decider(ABC):
         private: list[str] = []
         for request in requests:
             private += [request.question, *request.history]
-            with suppress(Exception):  # an application's object may not be printable
-                private.append(str(dict(request.metadata)))
+            for item in request.metadata.items():
+                with suppress(Exception):  # an application's object may not be printable
+                    private.append(str(item))
             if request.draft is not None:
                 private.append(request.draft.text)
         logger.warning(

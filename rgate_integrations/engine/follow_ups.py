@@ -15,6 +15,7 @@ from rgate_integrations.runtime.segments import (
     count_words,
     drop_label,
     is_question,
+    question_before,
     segments,
     split_transcript,
 )
@@ -57,6 +58,7 @@ _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # a quotation, a number, o
 
 # Remarks such as "Try again." or "Yes, go on." contain nothing to search for.
 _MAX_REMARK_WORDS = 3
+_MAX_REPLY_WORDS = 8  # a longer reply to the assistant's question says what it is about
 # An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
 _MAX_EARLIER_CHARACTERS = 400
 # A message may have 16 million characters: reading them all would take seconds.
@@ -96,7 +98,8 @@ def list_search_texts(question: str, history: Sequence[str] = ()) -> list[str]:
     r"""Return the texts to search for: the question alone, and after the user's last turn.
 
     Without an earlier turn of the user, only the question is searched for; after one, a question of up to three words
-    or an English follow-up (`is_follow_up`) is not searched for alone.
+    or an English follow-up (`is_follow_up`) is not searched for alone. A short reply to a question or offer of the
+    assistant, such as "Yes, please", is searched for together with it.
 
     Earlier turns of up to three words, such as "Try again.", are skipped if there are longer ones. A very long
     earlier turn, such as a file that a coding client sends, is shortened to its questions, or else to its beginning;
@@ -112,6 +115,9 @@ def list_search_texts(question: str, history: Sequence[str] = ()) -> list[str]:
     """
     if not history and len(question) <= MAX_READ_CHARACTERS:
         question, history = split_transcript(question) or (question, history)
+    before = question_before(history).strip("*_")
+    if before and count_words(question) <= _MAX_REPLY_WORDS and not is_question(question):
+        question = f"{before}\n{question}"
     earlier = [turn.removeprefix(USER) for turn in history if turn.startswith(USER)]
     if not earlier:
         return [question]

@@ -24,10 +24,10 @@ from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.segments import (
     ASSISTANT,
     USER,
-    closing_question,
     count_words,
     drop_label,
     is_question,
+    question_before,
     split_transcript,
     user_turns,
 )
@@ -321,9 +321,9 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
         for turns, before in user_turns(request.history):
             if kinds.get(turns, OTHER) == OTHER:
                 return replace(request, question=f"{turns}\n{request.question}", history=before)
-    question = _question_before(request)
+    question = question_before(request.history)
     if not question and any(map(str.isdigit, request.question)) and count_words(request.question) <= _SHORT:
-        question = _question_before(request, before_any=True)
+        question = question_before(request.history, before_any=True)
         if kinds.get(question) == OPEN:
             return request
     is_open = kinds.get(question) == OPEN
@@ -342,19 +342,12 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     return replace(request, question=text, history=before)
 
 
-def _question_before(request: Request, *, before_any: bool = False) -> str:
-    """Return the `closing_question` of the last turn, if that turn is the assistant's; empty otherwise."""
-    last = request.history[-1] if request.history else ""
-    is_answer = last.startswith(ASSISTANT)
-    return closing_question(last.removeprefix(ASSISTANT), before_any=before_any) if is_answer else ""
-
-
 def _messages(request: Request) -> Iterable[str]:
     """Yield the texts for `_classify`: the last question of the assistant's last turn, and short user messages.
 
     Without earlier turns, there are none.
     """
-    question = _question_before(request, before_any=True)
+    question = question_before(request.history, before_any=True)
     if question:
         yield question
     messages = [request.question] if request.history else []

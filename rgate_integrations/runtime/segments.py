@@ -244,6 +244,13 @@ def closing_question(text: str, *, before_any: bool = False) -> str:
     return ""
 
 
+def question_before(history: Sequence[str], *, before_any: bool = False) -> str:
+    """Return the `closing_question` of the last turn, if that turn is the assistant's; empty otherwise."""
+    last = history[-1] if history else ""
+    is_answer = last.startswith(ASSISTANT)
+    return closing_question(last.removeprefix(ASSISTANT), before_any=before_any) if is_answer else ""
+
+
 def count_questions(texts: Sequence[str]) -> int:
     """Return how many segments are questions."""
     return sum(map(is_question, texts))
