@@ -27,8 +27,15 @@ from training_text import make_training_rows
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.folder import read_gate, save_gate
-from rgate_integrations.gates.heads import HeadsGate, may_reader_change, p_answered
-from rgate_integrations.gates.heads_artifact import Detector, FactHeads, HeadsArtifact, Kind
+from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.heads_artifact import (
+    Detector,
+    FactHeads,
+    HeadsArtifact,
+    Kind,
+    may_reader_change,
+    p_answered,
+)
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.catalog import DEFAULT_MODEL

@@ -93,6 +93,7 @@ HEADS = HeadsArtifact(
         hidden_bias=np.zeros(1, np.float32),
         output=np.zeros((3, 1), np.float32),
     ),
+    about_quotation=Detector(np.zeros((1, 4), np.float32), -1.0),
     between_pleasantries=Detector(np.zeros((1, 4), np.float32), -1.0),
 )
 ADAPTER = SavedGate(

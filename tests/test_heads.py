@@ -208,6 +208,7 @@ def test_shapes_that_do_not_fit_are_refused(part, name, shape):
         (HEADS, "romanised"),
         (HEADS, "self_contained"),
         (HEADS, "self_contained_turns"),
+        (HEADS, "about_quotation"),
         (HEADS, "between_pleasantries"),
         (FACTS, "news"),
     ],

@@ -249,11 +249,11 @@ class CorpusGate(Gate):
         Pasted text asks nothing, except code with a name from a corpus (see `find_code`). Nor does a self-contained
         segment, which is probably small talk or a task, unless it has such a name. A task that is not self-contained,
         such as "Give me a recipe for pancakes", asks, except in a program's prompt around a chat; so does a question
-        in a single line that is not clearly self-contained. If the inner gate has no heads,
-        every segment counts as asking.
+        in a single line that is not clearly self-contained. Every segment counts as asking if the request asks about
+        a text that it quotes, or if the inner gate has no heads.
         """
         texts, heads = evidence[self._states_spec].texts, self.inner.question_gate()
-        if not isinstance(heads, HeadsGate):
+        if not isinstance(heads, HeadsGate) or heads.asks_about_quotation(evidence):
             return np.ones(len(texts), bool)
         named = np.array([any(profile.match_names(text) for profile in self.profiles) for text in texts])
         code = find_code(evidence.question)

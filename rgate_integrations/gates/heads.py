@@ -22,11 +22,17 @@ from rgate_integrations.gates.base import (
 )
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec, Scope
-from rgate_integrations.gates.heads_artifact import HeadsArtifact, Kind, KindHead, p_answered
-from rgate_integrations.gates.probability import logit, sigmoids, softmax
+from rgate_integrations.gates.heads_artifact import (
+    HeadsArtifact,
+    KindHead,
+    may_reader_change,
+    p_answered,
+)
+from rgate_integrations.gates.probability import softmax
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.runtime.quotations import split_quotation
 from rgate_integrations.runtime.segments import (
     QUESTION_MARKS,
     count_questions,
@@ -47,12 +53,6 @@ _MIN_INFLUENCE = 0.1
 ALWAYS_READ = 40.0
 """A `HeadsGate.margin` so wide that the reader reads every English question that would skip if the LLM knew the
 fact, and retrieve if not."""
-# The reader reads an English request of one segment if P(known) is within this distance of the threshold, in logits.
-# With 3, hardly any decision would change, and it would read half as many again.
-_MARGIN_OF_KINDS = 2.0
-# But not if knowing the fact changes P(known) by more than this: it would read 81 % of the questions of six sets, not
-# 34 %, and change hardly any decision.
-_ASKS_FACT = 0.5
 # Added to the ability for a question in a language other than English: on SimpleQA, four LLMs do worse in Czech than
 # in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4
@@ -189,7 +189,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         fact, and whose P(known) is close to the threshold. A message that may skip because of the turns before it
         also needs its kinds without these turns and, unless it is self-contained, those of the user's message before.
         A line that may skip and joins several requests also needs the kinds of each, and a text with code those of
-        what is outside.
+        what is outside; a request that quotes a text needs those of the text, and the states of the rest.
         """
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
@@ -214,6 +214,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         is_joined = split_joined(evidence.question) != evidence.question
         if may_skip and (is_joined or outside_code(evidence.question)):
             closer += self._encoder_specs("parts")[1:]
+        if may_skip and any(split_quotation(evidence.question)):
+            closer += (self._encoder_specs("about quotation")[0], *self._encoder_specs("quotation")[1:])
         return closer
 
     def score(self, evidence: Evidence) -> Score:
@@ -247,7 +249,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if own_matter is not None and not evidence.truncated:
             kind, segment = own_matter
             return score.overridden(f"{_quote(evidence, texts, segment)} {kind.about}.")
-        if need := self._find_need_in_parts(evidence, p):
+        if need := self._find_need_in_parts(evidence, p) or self._find_need_in_quotation(evidence):
             return score.overridden(need)
         is_unclear = p < _MIN_P_KNOWN_IF_UNCLEAR and self.trained.romanised.detect(states.whole[None])[0]
         if is_unclear and not detect_encoding(evidence.question):  # Base64 looks romanised, and retrieves
@@ -295,6 +297,27 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return ""
         text = evidence[specs[0]].texts[needy]
         return f"{_quote_text(text)} needs passages by itself."
+
+    def asks_about_quotation(self, evidence: Evidence) -> bool:
+        """Return whether the answer depends on what is true about the matter of a text that the request quotes.
+
+        "Is she right?" and "Please draft a reply" ask so, "Translate this" does not. It is only known for a request
+        that may skip otherwise.
+        """
+        about = self._encoder_specs("about quotation")[0]
+        is_read = about in evidence.pieces
+        return is_read and bool(self.trained.about_quotation.detect(evidence[about].whole[None])[0])
+
+    def _find_need_in_quotation(self, evidence: Evidence) -> str:
+        """Return why a request needs passages that asks about a text that it quotes; "" if it needs none."""
+        if not self.asks_about_quotation(evidence):
+            return ""
+        specs = self._encoder_specs("quotation")
+        p = self._p_by_encoder(evidence, specs)
+        needy = int(np.argmin(p))
+        if p[needy] >= self._threshold(evidence):
+            return ""
+        return f"Asks about {_quote_text(evidence[specs[0]].texts[needy])}, which needs passages."
 
     def _threshold(self, evidence: Evidence) -> float:
         return self.threshold if evidence.request.threshold is None else evidence.request.threshold
@@ -456,33 +479,3 @@ def _quote(evidence: Evidence, texts: Sequence[str], segment: int | None) -> str
 
 def _quote_text(text: str) -> str:
     return f"“{text[:_MAX_SHOWN]}…”" if len(text) > _MAX_SHOWN else f"“{text}”"
-
-
-def may_reader_change(
-    kinds: Sequence[Kind],
-    shares: Float64Array,
-    logit_known: Float64Array,
-    threshold: float,
-    margin: float,
-    *,
-    alone: bool,
-) -> bool:
-    """Return whether the reader, which costs a second pass, may change the decision; see `HeadsGate.look_closer`.
-
-    Args:
-        kinds: The K kinds.
-        shares: The probability of each kind for each segment, by the encoder, shape (segments, K).
-        logit_known: The encoder's logit that the LLM knows the fact, shape (1,).
-        threshold: The request's threshold.
-        margin: See `HeadsGate`.
-        alone: Whether the request is a single segment without earlier turns.
-    """
-    if_unknown, p, if_may_be_known, if_known = (
-        p_answered(kinds, shares, known).min()
-        for known in (np.zeros(1), sigmoids(logit_known), sigmoids(logit_known + margin), np.ones(1))
-    )
-    if if_unknown < threshold <= if_may_be_known:
-        return True
-    asks_fact = if_known - if_unknown > _ASKS_FACT
-    is_close = 0 < threshold < 1 and abs(logit(p) - logit(threshold)) < _MARGIN_OF_KINDS
-    return alone and is_close and not asks_fact

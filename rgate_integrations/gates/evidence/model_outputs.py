@@ -14,6 +14,7 @@ from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.quotations import split_quotation
 from rgate_integrations.runtime.segments import (
     Segmented,
     count_words,
@@ -24,7 +25,7 @@ from rgate_integrations.runtime.segments import (
     user_turns,
 )
 
-Scope: TypeAlias = Literal["conversation", "message", "before", "parts"]
+Scope: TypeAlias = Literal["conversation", "message", "before", "parts", "quotation", "about quotation"]
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         model: Name of the proxy model that reads; empty for the gate's own.
         scope: What to read: the message in its ``"conversation"``, the ``"message"`` without its earlier turns, what
             the user said ``"before"`` it, in the conversation up to there, or the ``"parts"`` of the message in its
-            conversation: what is outside code, or the requests that a line joins.
+            conversation: what is outside code, or the requests that a line joins. Of a request that quotes a text,
+            the ``"quotation"``, or what it says ``"about quotation"`` (see `split_quotation`).
     """
 
     reads_history: ClassVar[bool] = True
@@ -219,6 +221,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
             return next(user_turns(request.history))
         if self.scope == "parts":
             return outside_code(request.question) or split_joined(request.question), request.history
+        if self.scope in ("quotation", "about quotation"):
+            return split_quotation(request.question)[self.scope == "quotation"], ()
         return request.question, request.history if self.scope == "conversation" else ()
 
     def _layers(self, request: Segmented) -> RequestLayers:

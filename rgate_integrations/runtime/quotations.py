@@ -1,0 +1,72 @@
+"""Tells a text that a request quotes from what the request says about it."""
+
+from __future__ import annotations
+
+import re
+
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, is_question, segments
+
+_QUOTATION = re.compile(
+    r"\"{3}([^\"]+)\"{3}|\"([^\"]+)\"|[“„”]([^“„”]+)[“”]|«([^«»]+)»|»([^«»]+)«|「([^「」]+)」|『([^『』]+)』"
+)
+_INTRODUCED = re.compile(r"([^:：\n]{3,80})[:：]\s*(\S.*)", re.DOTALL)
+_MIN_WORDS, _MAX_WORDS_ABOUT, _MAX_WORDS_INTRODUCING, _MAX_WORDS_OF_QUESTION = 4, 25, 12, 6
+_MAX_CHARS = 4_000
+PLACE = "…"
+"""Stands for the quoted text in what a request says about it."""
+
+
+def split_quotation(text: str) -> tuple[str, str]:
+    """Return what a request says about a text, with "…" in its place, and the text; ("", "") if there is none.
+
+    The text is in quotation marks, follows a colon, or comes before a short question that ends the request. It has
+    at least four words, what is said about it at most 25. A statement becomes a question.
+
+    >>> split_quotation('My boss wrote: "The office is closed in May." Is she right?')
+    ('My boss wrote: … Is she right?', 'The office is closed in May?')
+    >>> split_quotation("Ann says the office is closed. Is that true?")
+    ('… Is that true?', 'Ann says the office is closed?')
+    >>> split_quotation("Who wrote Hamlet?")
+    ('', '')
+    """
+    if len(text) > _MAX_CHARS:
+        return "", ""
+    quoted: list[str] = []
+
+    def cut(match: re.Match[str]) -> str:
+        content = next(filter(None, match.groups())).strip()
+        if count_words(content) < _MIN_WORDS:
+            return match.group()
+        quoted.append(content)
+        return PLACE
+
+    about = _QUOTATION.sub(cut, text)
+    if not quoted:
+        about, *quoted = _split_plain(text)
+    if not quoted or count_words(about) > _MAX_WORDS_ABOUT:
+        return "", ""
+    return about, "\n".join(map(_ask, quoted))
+
+
+def _split_plain(text: str) -> tuple[str, ...]:
+    """Return what `split_quotation` does, for a text without quotation marks; only ("",) if there is none."""
+    if introduced := _INTRODUCED.fullmatch(text.strip()):
+        about, content = introduced.groups()
+        if count_words(about) <= _MAX_WORDS_INTRODUCING and count_words(content) >= _MIN_WORDS:
+            return f"{about}: {PLACE}", content
+    *before, last = segments(text) or [""]
+    content = " ".join(before)
+    if (
+        is_question(last)
+        and count_words(last) <= _MAX_WORDS_OF_QUESTION
+        and count_words(content) >= _MIN_WORDS
+    ):
+        return f"{PLACE} {last}", content
+    return ("",)
+
+
+def _ask(text: str) -> str:
+    """Return a single statement as a question; several sentences or lines as they are."""
+    if len(segments(text)) > 1 or text.endswith(QUESTION_MARKS):
+        return text
+    return text.rstrip(".!。！।… ") + "?"
