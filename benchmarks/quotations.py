@@ -2,10 +2,10 @@
 
     python benchmarks/quotations.py [--save GATE]
 
-'My boss wrote: "The late fee for the van is 40 euros." Is she right?' needs passages; "Translate this" around the same
-text needs none. The heads take both for given text. The detector tells them apart by what stands around the text, and
-learns from the frames of ``templates/quotations.tsv``. If the answer depends on what is true about the matter of the
-text, the gate judges this by itself.
+'My boss wrote: "The late fee for the van is 40 euros." Is she right?' needs passages; "Translate this" around the
+same text needs none. The heads take both for given text. The detector tells them apart by what stands around the
+text, and learns from the frames of ``templates/quotations.tsv``. If the answer depends on what is true about the
+matter of the text, the gate judges this by itself.
 
 Without ``--save``, prints the frames of held-out languages that are recognised, and the decisions of the default gate
 on ``quotations.tsv``: messages by a writer who did not see the frames.
