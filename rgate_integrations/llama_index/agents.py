@@ -124,7 +124,7 @@ class GatedTool(FunctionTool):
         for name, value in arguments.items():
             ignored = (question, self._defaults.get(name))
             if value and isinstance(value, str | list | dict) and value not in ignored:
-                # "our" lets the gate retrieve for a customer or a project, but seldom for a language or a format.
+                # "our" makes the gate retrieve for a customer or a project, but seldom for a language.
                 details.append(f", for our {name.replace('_', ' ')} {value}")
         return "".join(details)
 
