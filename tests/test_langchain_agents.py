@@ -18,13 +18,14 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 from pydantic import Field
 
 from rgate_integrations.decision import Decision, Override
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
+from rgate_integrations.langchain.middleware import SEARCH_NOT_NEEDED
 from tests.begun_answers import EventRecorder
 from tests.langchain_fakes import INVOKES, Judge, ReadsHistory, each
 
@@ -367,3 +368,99 @@ def test_a_summary_that_replaces_the_question_while_the_agent_runs_leaves_the_de
 
     ask(agent_of(model, summarize), "known?")
     assert model.shown == [["add"]]
+
+
+# --- what the user wants may be in the result of a tool ------------------------------------------------------
+
+
+class Scripted(Agent):
+    """Calls tools as a script says, whatever it was shown, and then answers.
+
+    Attributes:
+        script: The names of the tools of each call of the model.
+    """
+
+    script: list
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        names = self.script.pop(0) if self.script else []
+        args = {"search_docs": {"query": "q"}, "search": {"query": "q"}, "add": {"a": 1, "b": 2}}
+        calls = [ToolCall(name=name, args=args.get(name, {}), id=f"{name} {len(messages)}") for name in names]
+        message = AIMessage(f"answer after {messages[-1].text}", tool_calls=calls)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+@tool
+def ask_user() -> str:
+    """Ask the user."""
+    return interrupt("How can I help?")
+
+
+@tool
+def read_ticket() -> str:
+    """Read the next ticket."""
+    return "unknown?"
+
+
+REJECTED = {"decisions": [{"type": "reject", "message": "No, unknown?"}]}
+REQUESTS = {
+    "an answer of the user": ("ask_user", "unknown?"),
+    "a ticket": ("read_ticket", None),
+    "a rejection with a reason": ("add", REJECTED),
+}
+
+
+@each(INVOKES)
+@pytest.mark.parametrize("beside", [[], ["search_docs"]], ids=["alone", "beside a search"])
+@pytest.mark.parametrize(("name", "resume"), REQUESTS.values(), ids=list(REQUESTS))
+def test_a_request_that_arrives_as_the_result_of_a_tool_hides_nothing(call, name, resume, beside):
+    """Regression: after "Hi there!", the search stayed hidden for what the user replied to the tool's question."""
+    model, judge, thread = Scripted(script=[[name, *beside], ["search_docs"]]), Judge(), {"thread_id": "1"}
+    middleware = [
+        RetrievalGateMiddleware(judge, tools=["search_docs"]),
+        HumanInTheLoopMiddleware(interrupt_on={"add": True}),
+    ]
+    tools = [search_docs, add, ask_user, read_ticket]
+    agent = create_agent(model, tools, middleware=middleware, checkpointer=InMemorySaver())
+    searched.clear()
+    found = call(agent, {"messages": [HumanMessage("known?")]}, {"configurable": thread})
+    assert ("__interrupt__" in found) is (resume is not None)
+    if resume is not None:
+        found = call(agent, Command(resume=resume), {"configurable": thread})
+    assert model.shown == [["add", "ask_user", "read_ticket"], *[[t.name for t in tools]] * 2]
+    assert found["messages"][-1].text == "answer after found"
+    assert (searched[-1], len(judge.calls)) == ("q", 1)
+    replies = [message.text for message in found["messages"] if message.type == "tool"]
+    # A search beside the tool's call is judged before there is a result; a rejection is there before any tool runs.
+    assert (SEARCH_NOT_NEEDED in replies) is (bool(beside) and name != "add")
+
+
+@each(INVOKES)
+def test_only_results_of_other_tools_in_this_turn_count(call):
+    """The fixed replies of this and other gates are no results, nor is what tools said in earlier turns."""
+    searches = [["search_docs"], ["search"], ["search_docs", "search"]]
+    model, thread = Scripted(script=[["read_ticket"], [], *searches]), {"configurable": {"thread_id": "1"}}
+    gates = [RetrievalGateMiddleware(ReadsHistory(), tools=[hidden]) for hidden in ("search_docs", "search")]
+    agent = create_agent(
+        model, [search_docs, search, read_ticket], middleware=gates, checkpointer=InMemorySaver()
+    )
+    call(agent, {"messages": [HumanMessage("known?")]}, thread)
+    found = call(agent, {"messages": [HumanMessage("known too?")]}, thread)
+    every = ["search_docs", "search", "read_ticket"]
+    assert model.shown == [["read_ticket"], every, *[["read_ticket"]] * 4]
+    replies = [message.text for message in found["messages"] if message.type == "tool"]
+    assert replies == ["unknown?", *[SEARCH_NOT_NEEDED] * 4]
+
+
+def test_a_tools_result_behind_a_summary_of_the_question_hides_nothing():
+    model = Scripted(script=[["read_ticket"]])
+    summary = HumanMessage("Summary.", additional_kwargs={"lc_source": "summarization"})
+
+    @before_model
+    def summarize(state, runtime):
+        if state["messages"][-1].type == "tool":
+            return {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), summary, *state["messages"][1:]]}
+
+    middleware = [summarize, RetrievalGateMiddleware(Judge(), tools=[search_docs])]
+    ask(create_agent(model, [search_docs, read_ticket], middleware=middleware), "known?")
+    assert model.shown == [["read_ticket"], ["search_docs", "read_ticket"]]

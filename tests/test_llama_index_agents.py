@@ -15,6 +15,7 @@ from llama_index.core.tools import FunctionTool, QueryEngineTool, RetrieverTool,
 from llama_index.core.tools.types import BaseTool, ToolOutput
 from llama_index.core.workflow import Context
 
+from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import TEXT, Reader
@@ -165,7 +166,13 @@ def test_what_cannot_be_guarded_is_refused(gate, tool, why):
     ("arguments", "name", "judged"),
     [
         ({"query": "a thing", "k": 3}, None, ["a thing"]),
-        ({"city": "Oulu", "question": "a thing"}, None, ["a thing"]),
+        ({"city": "Oulu", "question": "a thing"}, None, ["a thing, for our city Oulu"]),
+        ({"input": "a thing", "query": ""}, None, ["a thing"]),
+        ({"input": "a thing", "query": "a thing"}, None, ["a thing"]),
+        ({"query": "a thing", "files": [], "where": {}, "deep": True, "customer": None}, None, ["a thing"]),
+        ({"query": "a thing", "files": ["a.pdf"]}, None, ["a thing, for our files ['a.pdf']"]),
+        ({"topic": "a thing", "where": {"id": 5}}, None, ["a thing, for our where {'id': 5}"]),
+        ({"query": "so", "name": "A", "file_name": "b"}, None, ["so, for our name A, for our file name b"]),
         ({"city": "Oulu", "k": 3}, None, ["Oulu"]),
         ({"city": "Oulu", "query": "a thing"}, "city", ["Oulu"]),
         ({"city": "Oulu", "country": "Finland"}, None, []),
@@ -207,3 +214,44 @@ def test_a_misspelt_argument_is_named(gate):
 def test_an_error_of_the_tool_is_the_tools(gate, call):
     with pytest.raises(TimeoutError, match="index gone"):
         call(guarded_search(Shelf(), gate), "call", "broken, and unknown")
+
+
+# --- what a call's other arguments ask for -----------------------------------------------------------------
+
+
+def contracts(query: str, customer: str = "any", language: str = "en") -> str:
+    """Search the contracts."""
+    return f"found {query}"
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("given", "options", "judged", "found"),
+    [
+        ({"customer": "unknown GmbH"}, {}, "a thing, for our customer unknown GmbH", True),
+        ({"customer": "any", "language": "en"}, {}, "a thing", False),  # the defaults
+        ({"language": "de"}, {}, "a thing, for our language de", False),
+        ({"customer": "unknown GmbH"}, {"question": "query"}, "a thing", False),
+    ],
+    ids=["a customer", "defaults", "a harmless one", "a named question"],
+)
+def test_another_argument_may_ask_for_what_the_llm_does_not_know(gate, call, given, options, judged, found):
+    """Regression: "What is a penalty clause?", for the customer Weber GmbH, did not reach the tool."""
+    output = call(GatedTool(contracts, gate, **options), "call", query="a thing", **given)
+    assert gate.questions == [judged]
+    assert output.content == ("found a thing" if found else ANSWER_YOURSELF)
+    positional = call(GatedTool(contracts, gate, **options), "call", "a thing", *given.values())
+    if "customer" in given:
+        assert (positional.content, gate.questions) == (output.content, [judged] * 2)
+
+
+@pytest.mark.parametrize("harmless", [{}, {"language": "de"}, {"format": "short"}, {"country": "France"}])
+def test_the_default_gate_reads_the_other_arguments(harmless):
+    def search(query: str, customer="", language="en", format="", country="") -> str:
+        return "found"
+
+    tool = GatedTool(search, load_gate(llm_name="gpt-4o"))
+    assert tool.call(query="What is the capital of France?", **harmless).content == ANSWER_YOURSELF
+    for question in ("What is a penalty clause?", "Was ist die Mehrwertsteuer?"):
+        assert tool.call(query=question).content == ANSWER_YOURSELF
+        assert tool.call(query=question, customer="Weber GmbH", **harmless).content == "found"

@@ -27,7 +27,7 @@ from rgate_integrations.llama_index import (
     GatedRetriever,
     RetrievalGateSelector,
 )
-from rgate_integrations.llama_index.agents import GatedTool
+from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import KNOWN, LOOK, TEXT, Reader
 from tests.llama_index_parts import (
     CLAIMS,
@@ -142,6 +142,23 @@ def test_the_question_of_an_agent_reaches_an_engine_in_its_own_words(
     assert shelf.queries == ([question] if thing == "unknown" else [])
     if not routes:  # a router passes the query to its tools as it is
         assert "{'" not in output.content
+
+
+@both_ways
+def test_a_decision_that_also_read_other_arguments_reaches_an_engine(gate, call):
+    shelf = Shelf()
+    engine = GatedQueryEngine.from_defaults(over(GatedRetriever(shelf, gate)), gate, llm=MockLLM())
+
+    def search(query: str, customer: str) -> str:
+        """Search."""
+        return str(engine.query(query))
+
+    with hearing() as events:
+        output = call(GatedTool(search, gate), "call", query="a thing", customer="unknown GmbH")
+    assert output.content != ANSWER_YOURSELF
+    assert shelf.queries == ["a thing"]
+    judged = "a thing, for our customer unknown GmbH"
+    assert (gate.calls, [decision.question for decision in decisions_in(events)]) == ([[judged]], [judged])
 
 
 @both_ways

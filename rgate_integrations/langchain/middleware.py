@@ -56,8 +56,10 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
     other is left, and the messages have results of tools: some LLMs accept these only with tools. A ``tool_choice``
     that forces a hidden tool is dropped, so put this after any middleware that sets it. The decision is in the
     agent's state under ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. Nothing is
-    hidden if the gate fails, if there is no human message, if it has an image or a file (unless a rule skips), or if
-    another one arrives while the agent runs. An agent may have several of these, for different tools.
+    hidden if the gate fails, if there is no human message, if it has an image or a file (unless a rule skips), if
+    another one arrives while the agent runs, or once another tool has replied in this turn: the reply may be what the
+    user wants, such as the answer to a question of an ``ask_user`` tool. An agent may have several of these, for
+    different tools.
 
     Args:
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`; the
@@ -143,7 +145,7 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
         return {
             "retrieval_decision": decision,
             "retrieval_decisions": {self.name: decision},
-            "retrieval_questions": {self.name: _last_question(messages)},
+            "retrieval_questions": {self.name: _last_turn(messages)[0]},
         }
 
     def _visible_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
@@ -178,17 +180,24 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
     def _known(self, state: Any) -> bool:
         if retrieves((state.get("retrieval_decisions") or {}).get(self.name)) is not False:
             return False
+        question, later = _last_turn(state["messages"])
+        # What tools have said since, the gate has not judged, and it may be what the user wants.
+        replies = [message.content for message in later if isinstance(message, ToolMessage)]
+        if any(reply != SEARCH_NOT_NEEDED for reply in replies):
+            return False
         # Another middleware may have added a message of the user, or an application may have edited the question.
-        question = _last_question(state["messages"])
         return question is None or question == (state.get("retrieval_questions") or {}).get(self.name)
 
 
-def _last_question(messages: Sequence[Any]) -> str | None:
-    """Return the text of the user's last message; None if there is none, or a summary has replaced it."""
-    for message in reversed(messages):
-        if isinstance(message, HumanMessage) and not is_summary(message):
-            return message.text
-    return None
+def _last_turn(messages: Sequence[Any]) -> tuple[str | None, Sequence[Any]]:
+    """Return the text of the user's last message, and what follows it.
+
+    If there is none, or a summary has replaced it, these are None and all messages: a summary keeps the last ones.
+    """
+    for place in reversed(range(len(messages))):
+        if isinstance(messages[place], HumanMessage) and not is_summary(messages[place]):
+            return messages[place].text, messages[place + 1 :]
+    return None, messages
 
 
 def _names(tool: Any) -> list[str]:

@@ -26,14 +26,16 @@ class GatedTool(FunctionTool):
 
     A call with a known question does not reach the tool: the call's output asks the agent to answer from its
     own knowledge, and its ``raw_output`` is the decision. The gate judges the question that the agent writes
-    for the tool, which is already independent of earlier turns. A call without a question reaches the tool.
+    for the tool, which is already independent of earlier turns, with the other texts, lists and mappings among the
+    arguments that are neither empty nor the default: "What is a penalty clause?" may be asked about one customer.
+    A call without a question reaches the tool.
 
     Args:
         tool: The guarded tool, or a function that LlamaIndex can turn into one.
         gate: A gate, or an argument for `load_gate`, such as ``load_gate(llm_name=…)`` with the name of your LLM; the
             default gate when None.
-        question: Name of the argument with the question. By default, the first of ``input``, ``question`` and
-            ``query`` that is a text, or else the only text argument.
+        question: Name of the argument with the question, the only one to be judged. By default, the question is the
+            first of ``input``, ``question`` and ``query`` that is a text, or else the only text argument.
         known_message: The output for a known question.
 
     Raises:
@@ -67,9 +69,10 @@ class GatedTool(FunctionTool):
                 hint="Set return_direct=False, or guard the tool's engine with a GatedQueryEngine.",
             )
         # Kept, because making the schema takes longer than a call.
-        self._names = list(self.tool.metadata.get_parameters_dict().get("properties", ()))
-        if question is not None and self._names and question not in self._names:  # the tool would always run
-            raise unknown_name(f"parameter of the tool {self.tool.metadata.name!r}", question, self._names)
+        parameters = self.tool.metadata.get_parameters_dict().get("properties", {})
+        self._defaults = {name: parameter.get("default") for name, parameter in parameters.items()}
+        if question is not None and parameters and question not in parameters:  # the tool would always run
+            raise unknown_name(f"parameter of the tool {self.tool.metadata.name!r}", question, parameters)
         self.decider = QueryDecider(gate)
         self.question = question
         self.known_message = known_message
@@ -95,11 +98,11 @@ class GatedTool(FunctionTool):
         return await arun(self._call(args, kwargs))
 
     def _call(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Flow[ToolOutput]:
-        named = {**dict(zip(self._names, args, strict=False)), **arguments}
-        bundle = QueryBundle(_question(named, self.question) or "")
+        named = {**dict(zip(self._defaults, args, strict=False)), **arguments}
+        question = _question(named, self.question) or ""
         decision: Decision | None = None
-        if bundle.query_str:
-            decision = yield from self.decider.decide(bundle)
+        if question:
+            decision = yield from self.decider.decide(QueryBundle(question + self._details(named, question)))
         if decision is not None and not decision.retrieve:
             inputs = {name: value for name, value in arguments.items() if name != self.ctx_param_name}
             return ToolOutput(
@@ -109,9 +112,21 @@ class GatedTool(FunctionTool):
                 raw_output=decision,
             )
         # Without a question, no decision was made.
-        with nullcontext() if decision is None else self.decider.bind(decision, bundle):
+        with nullcontext() if decision is None else self.decider.bind(decision, QueryBundle(question)):
             output: ToolOutput = yield Call(self.tool.call, self.tool.acall, *args, **arguments)
         return output
+
+    def _details(self, arguments: Mapping[str, Any], question: str) -> str:
+        """Return a call's other arguments in words to add to the question; empty if the user named the question."""
+        if self.question is not None:
+            return ""
+        details = []
+        for name, value in arguments.items():
+            ignored = (question, self._defaults.get(name))
+            if value and isinstance(value, str | list | dict) and value not in ignored:
+                # "our" makes the gate retrieve for a customer or a project, but seldom for a language.
+                details.append(f", for our {name.replace('_', ' ')} {value}")
+        return "".join(details)
 
 
 def _question(arguments: Mapping[str, Any], name: str | None) -> str | None:
