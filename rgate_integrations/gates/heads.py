@@ -95,7 +95,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     questions, each is judged by itself, as none is given text. Requests with more than eight segments that end in a
     question mark, and short ones with a URL, always retrieve, as do those recognised as naming a source of the
     asker's own ("our wiki") or as about an application's own matters; a follow-up, or romanised text, retrieves
-    unless P(known) is high.
+    unless P(known) is high. So does a request that asks about a text which it quotes ("Is she right?"), but not one
+    that works on it ("Translate this"), if the text by itself needs passages.
 
     The ``signals`` of a decision are the probabilities of the kinds of the segment with the lowest P(known), and
     ``known``, P(the LLM knows the fact), unless it would hardly change P(known). Drafts are ignored.
