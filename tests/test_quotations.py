@@ -55,6 +55,7 @@ def test_a_request_is_split_into_a_quotation_and_what_it_says_about_it(text, abo
         'He said "',
         "Why?",
         f'"{CLAIM}" ' + "and so on " * 20,
+        f'{{"from": "Tom Smith", "to": "Ann Reed", "text": "{CLAIM}", "label": "is it so?"}}',
     ],
 )
 def test_a_request_without_a_text_of_others_is_not_split(text):

@@ -11,7 +11,7 @@ _QUOTATION = re.compile(
 )
 _INTRODUCED = re.compile(r"([^:：\n]{3,80})[:：]\s*(\S.*)", re.DOTALL)
 _MIN_WORDS, _MAX_WORDS_ABOUT, _MAX_WORDS_INTRODUCING, _MAX_WORDS_OF_QUESTION = 4, 25, 12, 6
-_MAX_CHARS = 4_000
+_MAX_CHARS, _MAX_QUOTATIONS = 4_000, 3  # JSON has more
 PLACE = "…"
 """Stands for the quoted text in what a request says about it."""
 
@@ -29,7 +29,7 @@ def split_quotation(text: str) -> tuple[str, str]:
     >>> split_quotation("Who wrote Hamlet?")
     ('', '')
     """
-    if len(text) > _MAX_CHARS:
+    if len(text) > _MAX_CHARS or len(_QUOTATION.findall(text)) > _MAX_QUOTATIONS:
         return "", ""
     quoted: list[str] = []
 
