@@ -136,6 +136,16 @@ def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
         (["He likes to take Pantol with milk.", "A pantol is a word here, and so is Pantol in it."], set()),
         (["Only one passage speaks of Pantol.", "The other one does not."], set()),
         (["Nehmen Sie Pantol mit Wasser und Brot.", "Wenn Pantol im Schrank mit Brot war."], set()),
+        (["D'Leit vun Ostrivik ginn an d'Schoul.", "Si sinn zu Ostrivik vun der Gemeng."], set()),
+        # Regression: texts that live on names had none, so "Pim dead?" was answered from memory.
+        (
+            [
+                "At dawn Pim meets Corvin and Queen Isarre by the Tashkel.",
+                "Then Pim tells Corvin of Mossgran.",
+            ],
+            {"pim", "corvin"},
+        ),
+        (["See How To Take Your Pantol With Milk.", "Now Ask Your Doctor For Pantol And More."], set()),
         (
             ["The area of the campus is 3 km², without the park.", "It has CO₂ filters by Javatm™, No. №5."],
             set(),
@@ -164,6 +174,9 @@ def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
         "also in lower case",
         "once",
         "nouns with capitals",
+        "nouns with capitals in Luxembourgish",
+        "many names",
+        "Title Case",
         "units and signs",
         "wide codes",
         "a library",

@@ -70,6 +70,10 @@ TURNS = ("user: Hello!", "assistant: Hi!", f"user: {ASKED}", FAILED)
             ("Yes, please.", "assistant: It is. If you like, I can look it up."),
             ("If you like, I can look it up.\nYes, please.", 1),
         ),
+        (
+            ("ok", "assistant: It is not here. I can also search the archive."),
+            ("I can also search the archive.\nok", 1),
+        ),
         (("at 3 then", "assistant: Is there anything else? Just ask."), ("at 3 then", 1)),
         (("Thanks!", "assistant: Done. Anything else?"), ("Thanks!", 0)),
         (("Where is it?", "assistant: Done. How can I assist you?"), ("Where is it?", 1)),
@@ -198,6 +202,30 @@ def test_thanks_after_a_question_with_its_answer_or_a_mere_possibility_need_noth
         Request(message, history) for message in ("Thanks!", "Great!", "Translate that into Italian.")
     ]
     assert [decision.retrieve for decision in load_gate().decide_batch(requests)] == [False] * 3
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("end", "message", "retrieves"),
+    [
+        ("It is not in the wiki. I can also search the legal folder.", "ok", True),
+        ("I need your approval to search the archive.", "okay", True),
+        ("If you like, I can look it up.", "OK", True),
+        ("Ich brauche deine Freigabe, um im Archiv zu suchen.", "alles klar", True),
+        ("Je peux aussi chercher dans les archives.", "d'accord", True),
+        ("También puedo buscar en el archivo.", "vale", True),
+        ("I can also search the legal folder.", "Thanks!", False),
+        ("The delay is two days. You can find it under Settings.", "ok", False),
+        ("It is two days. Let me know if you need anything else.", "ok", False),
+        ("You can also search by order number.", "Okay.", False),
+        ("You need your manager's approval to access the archive.", "ok", False),
+        ("Le directeur doit donner son accord.", "d'accord", False),
+    ],
+)
+def test_ok_accepts_an_offer_that_is_a_statement_and_nothing_else(end, message, retrieves):
+    """Regression: it was taken for a remark unless the assistant's turn ended in a question."""
+    history = ["user: What penalties does our contract with Norholt contain?", f"assistant: {end}"]
+    assert load_gate(llm_name="gpt-4o").decide(message, history=history).retrieve == retrieves
 
 
 LIST = (

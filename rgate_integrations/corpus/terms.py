@@ -30,8 +30,11 @@ _ROOT = re.compile(r"([^\W\d]\w{2,})(?:\.[^\W\d]\w+)+")
 """A dotted identifier, such as ``sklearn.svm.SVC``, whose first part may be the name of a library."""
 _MIN_ROOTED = 0.05  # minimum share of passages with identifiers that begin with the name of a library
 _CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
-"""A capitalised word inside a sentence: a name, unless many words are capitalised, as in German."""
-_MAX_CAPITALISED = 0.15
+"""A capitalised word inside a sentence: a name, unless all nouns are capitalised, or all words of headings."""
+_MAX_CAPITALISED = 0.15  # maximum share of words, unless the others below show that they are names
+_AND_OF = ("und", "vun")  # frequent in German and in Luxembourgish, which capitalise all nouns
+_MIN_AND_OF = 0.005  # minimum share of these among the words of such a language
+_MIN_TITLE_CASE = 0.08  # minimum share of words such as "Your" among the capitalised ones of Title Case
 _ACRONYM_CHARS = range(3, 7)
 _MIN_ACRONYM = 0.002  # minimum share of passages with an acronym; a large corpus mentions many in passing
 _MAX_ACRONYMS = 0.2  # above this share of words, the text is written in capitals
@@ -96,9 +99,12 @@ def _proper_names(
     """Yield names of products and companies: always capitalised, frequent in these passages, and rare elsewhere."""
     words = (word for passage in passages for word in _CAPITALISED.findall(passage))
     capitalised = Counter(word for word in words if word[0].isupper())  # many scripts have no capitals
+    lower = Counter(word for passage in passages for word in _TOKEN.findall(passage) if word[0].islower())
     if capitalised.total() > _MAX_CAPITALISED * total:
-        return
-    lower = {word for passage in passages for word in _TOKEN.findall(passage) if word[0].islower()}
+        capitalises_nouns = sum(lower[word] for word in _AND_OF) >= _MIN_AND_OF * total
+        common = sum(n for word, n in capitalised.items() if encoder.log_frequency(word.lower()) > _COMMON)
+        if capitalises_nouns or common >= _MIN_TITLE_CASE * capitalised.total():
+            return
     least = max(2, _MIN_NAMED * len(passages))
     for word in capitalised:
         frequency = max(encoder.log_frequency(word), encoder.log_frequency(word.lower()))

@@ -67,7 +67,7 @@ class Kind:
 BETWEEN_PLEASANTRIES = Kind(
     "between_pleasantries",
     "never",
-    "seems to ask, between pleasantries, about something that the LLM does not know",
+    "seems to ask about something that the LLM does not know",
 )
 """The kind of a request that the detector of this name recognises."""
 

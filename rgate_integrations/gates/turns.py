@@ -4,8 +4,8 @@ A question that is a pasted transcript, and ends with an unanswered user message
 and markup are read as lines.
 Consecutive user turns are one request. A reply is read together with the question or offer that it answers, a
 retry with the question that it repeats. A remark about the answer, such as thanks, is read alone, unless it
-replies to a specific question or offer. If the gate uses the encoder, retries, remarks and general offers of
-help are recognised in any language, by their similarity to a few examples.
+replies to a specific question or offer; "ok" may also accept an offer that is no question. If the gate uses the
+encoder, retries, remarks and offers are recognised in any language, by their similarity to a few examples.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rgate_integrations.runtime.segments import (
     drop_label,
     is_question,
     question_before,
+    segments,
     split_transcript,
     user_turns,
 )
@@ -35,10 +36,12 @@ from rgate_integrations.runtime.unfolding import unfold
 
 # Minimum cosine of a message that is similar to an example; chosen by benchmarks/conversations.py.
 _MIN_COSINE = 0.53
+_MIN_OFFER_COSINE = 0.45  # the same for `OFFER`, whose examples cannot name all that may be searched
 _MAX_WORDS = 12  # maximum words of a message to compare; longer messages say what they want
 _MAX_TURNS = 8  # number of user turns to search for the question that a retry repeats
 _SHORT = 5  # maximum words of a question that may be a reply, such as "Why not?", and of a reply such as "order 4411"
-RETRY, REMARK, OPEN, OTHER = "retry", "remark", "open", "other"
+_MAX_CLOSING_CHARS = 2_000  # at the end of the assistant's turn, what is split into sentences
+RETRY, REMARK, ACCEPT, OPEN, OFFER, OTHER = "retry", "remark", "accept", "open", "offer", "other"
 _EXAMPLES = {
     RETRY: (
         "Try that again.",
@@ -86,7 +89,6 @@ _EXAMPLES = {
         "Thanks!",
         "Thank you very much, that helped me.",
         "Great!",
-        "Okay.",
         "I see.",
         "Perfect, thanks.",
         "Cool, good to know.",
@@ -99,11 +101,8 @@ _EXAMPLES = {
         "That fixed it.",
         "Jetzt geht es, danke.",
         "Danke schön!",
-        "Alles klar.",
         "Merci bien !",
-        "D'accord.",
         "Gracias, perfecto.",
-        "Vale.",
         "Grazie mille!",
         "Obrigado!",
         "Спасибо!",
@@ -149,6 +148,14 @@ _EXAMPLES = {
         "Kan du sammanfatta?",
         "As bullet points.",
     ),
+    ACCEPT: (
+        "Okay.",
+        "OK",
+        "fine",
+        "Alles klar.",
+        "D'accord.",
+        "Vale.",
+    ),
     OPEN: (
         "How can I help you?",
         "What can I do for you?",
@@ -173,22 +180,79 @@ _EXAMPLES = {
         "كيف يمكنني مساعدتك؟",
         "मैं आपकी क्या मदद कर सकता हूँ?",
     ),
-    OTHER: (
+    OFFER: (
         "Shall I look it up for you?",
         "Do you want me to check your contract?",
-        "Would you like to hear more about it?",
         "Should I search for the date?",
-        "Which one do you mean?",
-        "For which year?",
         "Soll ich nachsehen?",
-        "Welchen meinst du?",
         "Voulez-vous que je vérifie ?",
-        "Lequel ?",
         "¿Quiere que lo busque?",
-        "¿Cuál?",
         "Посмотреть?",
         "要我查一下吗？",
         "お調べしましょうか？",
+        "I can also check the shared folder.",
+        "I could look into the tickets for you.",
+        "I need your permission to open the file.",
+        "Please confirm before I run the query.",
+        "This step needs your approval.",
+        "Please confirm that I may look into it.",
+        "I would need your go-ahead for that.",
+        "I am waiting for your approval.",
+        "I can look that up.",
+        "I can do the same for last year's files.",
+        "Confirm and I will open the file.",
+        "Approval is required before I can search.",
+        "Ich würde jetzt die Datenbank durchsuchen.",
+        "Mit Ihrem Einverständnis öffne ich die Datei.",
+        "Avec votre accord, j'ouvre le fichier.",
+        "Espero su confirmación.",
+        "Posso verificarlo.",
+        "If you agree, I will search for it.",
+        "Veuillez confirmer que je peux regarder.",
+        "Confirme que puedo mirarlo.",
+        "Podría mirar en el sistema.",
+        "Preciso da sua autorização.",
+        "Next, I would look into the mailbox.",
+        "Ich kann auch im Ordner nachsehen.",
+        "Ich brauche Ihre Erlaubnis, um die Datei zu öffnen.",
+        "Bitte bestätigen Sie, dass ich die Suche starten soll.",
+        "Je peux aussi regarder dans le dossier partagé.",
+        "Il me faut votre permission pour ouvrir le fichier.",
+        "También puedo mirar en la carpeta.",
+        "Necesito su autorización para abrir el documento.",
+        "Posso anche guardare nella cartella.",
+        "Também posso ver na pasta.",
+        "Я могу также посмотреть в папке.",
+        "我也可以查一下文件夹。",
+        "フォルダも確認できます。",
+    ),
+    OTHER: (
+        "You can also filter by date.",
+        "She can also sing.",
+        "The staff can look it up for you.",
+        "I can see why.",
+        "I would choose the first one.",
+        "I cannot open it.",
+        "Your request was approved.",
+        "Bitte bestätigen Sie Ihre Telefonnummer.",
+        "Veuillez confirmer votre numéro.",
+        "I can help you with orders and invoices.",
+        "You could look into the folder, too.",
+        "Your manager must approve it.",
+        "I looked into the folder and found it.",
+        "Please confirm your e-mail address.",
+        "You find it in your profile.",
+        "Sie können auch nach Datum filtern.",
+        "Die Leitung muss zustimmen.",
+        "Vous pouvez aussi filtrer par date.",
+        "También puede filtrar por fecha.",
+        "Puoi anche filtrare per data.",
+        "Would you like to hear more about it?",
+        "Which one do you mean?",
+        "For which year?",
+        "Welchen meinst du?",
+        "Lequel ?",
+        "¿Cuál?",
         "Explain.",
         "Tell me more about it.",
         "Go on.",
@@ -257,8 +321,9 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""Example messages by kind. `OPEN` has general offers that end answers. `OTHER` has messages that look similar to
-those of the other kinds, but are none."""
+"""Example messages by kind. `ACCEPT` has remarks that accept what was offered, if anything was. `OPEN` has general
+offers that end answers, `OFFER` specific ones. `OTHER` has messages that look similar to those of the other kinds,
+but are none."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
@@ -319,7 +384,7 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     # A retry repeats the latest question that is not itself a retry or remark, however far back it is.
     if kind == RETRY:
         for turns, before in user_turns(request.history):
-            if kinds.get(turns, OTHER) == OTHER:
+            if kinds.get(turns, OTHER) in (OFFER, OTHER):
                 return replace(request, question=f"{turns}\n{request.question}", history=before)
     question = question_before(request.history)
     if not question and any(map(str.isdigit, request.question)) and count_words(request.question) <= _SHORT:
@@ -327,8 +392,13 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
         if kinds.get(question) == OPEN:
             return request
     is_open = kinds.get(question) == OPEN
+    waits = is_question(question)
+    if kind == ACCEPT:
+        closing = _closing_sentence(request.history)
+        question = question or (closing if kinds.get(closing) == OFFER else "")
+        waits = bool(question)
     # Thanks and edits are complete by themselves, unless they answer a question ("Shall I translate it?").
-    if kind == REMARK and (is_open or not is_question(question)):
+    if kind in (REMARK, ACCEPT) and (is_open or not waits):
         return replace(request, history=())
     if not question or (is_question(request.question) and count_words(request.question) > _SHORT):
         return request
@@ -342,14 +412,22 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     return replace(request, question=text, history=before)
 
 
+def _closing_sentence(history: Sequence[str]) -> str:
+    """Return the last sentence of the last turn, if that turn is the assistant's and has words; empty otherwise."""
+    if not history or not history[-1].startswith(ASSISTANT):
+        return ""
+    return next(reversed(segments(history[-1].removeprefix(ASSISTANT)[-_MAX_CLOSING_CHARS:])), "")
+
+
 def _messages(request: Request) -> Iterable[str]:
-    """Yield the texts for `_classify`: the last question of the assistant's last turn, and short user messages.
+    """Yield the texts for `_classify`: the last question and sentence of the assistant's turn, and short messages.
 
     Without earlier turns, there are none.
     """
-    question = question_before(request.history, before_any=True)
-    if question:
+    if question := question_before(request.history, before_any=True):
         yield question
+    if count_words(request.question) <= _SHORT and (closing := _closing_sentence(request.history)):
+        yield closing
     messages = [request.question] if request.history else []
     messages += [turns for turns, _ in islice(user_turns(request.history), _MAX_TURNS - 1)]
     for message in messages:
@@ -370,5 +448,11 @@ def _classify(messages: Iterable[str], sources: Sources) -> dict[str, str]:
         resolve_turns, lambda: to_directions(read_text_states(texts, encoder))
     )
     likeness = to_directions(read_text_states(distinct, encoder)) @ known.T
-    similar = [(text, row) for text, row in zip(distinct, likeness, strict=True) if row.max() >= _MIN_COSINE]
-    return {text: kinds[int(row.argmax())] for text, row in similar}
+    nearest = zip(
+        distinct, [kinds[best] for best in likeness.argmax(axis=1)], likeness.max(axis=1), strict=True
+    )
+    return {
+        text: kind
+        for text, kind, cosine in nearest
+        if cosine >= (_MIN_OFFER_COSINE if kind == OFFER else _MIN_COSINE)
+    }
