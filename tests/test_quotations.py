@@ -70,7 +70,7 @@ def test_a_request_without_a_text_of_others_is_not_split(text):
         'Fact-check: "the third exam attempt is free"',
         "My tutor says that part-time students may take 30 credits. Is that right?",
         "Meine Kollegin sagt: „Die Folien müssen bis Freitag beim Verlag sein.“ Stimmt das?",
-        "同僚が「出張の宿泊費は一万円まで」と言っています。合っていますか。",
+        "同僚の話では「出張の宿泊費は一万円まで」だそうです。本当ですか。",
         f'Please draft a reply:\n\n"{MAIL}"',
         f'Write back with the right numbers:\n\n"{MAIL}"',
         "Ayúdame a contestar este correo: «¿Cuánto tarda la nueva tarjeta y cuánto cuesta? Un saludo, Luis»",
