@@ -5,7 +5,9 @@ import math
 import pickle
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from rgate_integrations import Decision, Draft, Request, load_gate
 from rgate_integrations.engine import batching
 from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.errors import DecisionTimeoutError
+from rgate_integrations.models.onnx_model import OnnxModel
 from tests.conftest import CALLS
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
@@ -36,6 +39,27 @@ class Held(ScriptedProxy):
             self.busy.set()
             assert self.go.wait(PATIENCE)
         return super().score(prompt, values, targets, adapter=adapter)
+
+
+@contextmanager
+def failing_at(step, failed, is_traced):
+    """Threads started meanwhile: the first that gets to a step, counted in traced frames, has no memory there."""
+    steps = iter(range(step))
+
+    def trace(frame, event, value):
+        if not is_traced(frame.f_code):
+            return None
+        if next(steps, None) is None and not failed.is_set():
+            failed.set()
+            raise MemoryError
+        return trace
+
+    before = threading.gettrace()
+    threading.settrace(trace)
+    try:
+        yield
+    finally:
+        threading.settrace(before)
 
 
 @pytest.fixture
@@ -79,6 +103,76 @@ def test_whatever_ends_a_batch_its_callers_get_an_error_and_the_next_call_goes_o
     for future in batcher.submit([1, 2]):
         assert isinstance(future.result(PATIENCE), Exception)
     assert batcher.submit([3])[0].result(PATIENCE) == 3
+
+
+def test_without_memory_for_a_moment_every_caller_of_a_batcher_is_answered():
+    """Regression: the worker ended, and the callers of its batch waited forever."""
+    is_traced = lambda code: code.co_filename == batching.__file__ and code.co_name != "_work"  # noqa: E731
+    for step in range(1000):
+        failed, batcher, right = threading.Event(), Batcher(lambda items: list(items), max_size=2), []
+        with failing_at(step, failed, is_traced):
+            for items in ([1, 2, 3], [4], [5]):
+                results = [future.result(PATIENCE) for future in batcher.submit(items)]
+                assert all(
+                    result == item or isinstance(result, MemoryError)
+                    for item, result in zip(items, results, strict=True)
+                )
+                right.append(results == items)
+        assert sum(right) >= 2, "only one call gets an error"
+        if not failed.is_set():
+            break
+    assert step > 50
+
+
+def test_a_result_that_cannot_be_handed_over_leaves_no_other_caller_waiting(monkeypatch):
+    """Regression: the first result took the worker down, so that the others never came."""
+    failing, set_result = [MemoryError], Future.set_result
+
+    def fail_once(future, result):
+        if failing and threading.current_thread().name == "rgate-batcher":
+            raise failing.pop()
+        set_result(future, result)
+
+    batcher = Batcher(lambda items: list(items))
+    monkeypatch.setattr(Future, "set_result", fail_once)
+    first, second = batcher.submit([1, 2])
+    assert [first.result(PATIENCE), second.result(PATIENCE)] == [1, 2]
+    assert batcher.submit([3])[0].result(PATIENCE) == 3
+
+
+def test_texts_of_a_thread_that_dies_are_read_by_its_caller(monkeypatch):
+    """Regression: a pool's thread that had no memory lost its batch, and the gate waited for it forever."""
+    monkeypatch.setattr(threading, "excepthook", lambda problem: None)
+    texts = [f"text {i}" for i in range(8)]
+    for step in range(30):
+        failed = threading.Event()
+
+        def run(batch, failed=failed):
+            if threading.current_thread().name == "rgate-batcher":  # the caller
+                assert failed.wait(PATIENCE)
+            return [text.upper() for text in batch]
+
+        def read(items, run=run):
+            with failing_at(step, failed, lambda code: True):  # noqa: B023
+                return [OnnxModel._run_batches(SimpleNamespace(threads=2), texts, [1] * 8, 1, run)]
+
+        (outcome,) = Batcher(read).submit([0])
+        assert outcome.result(PATIENCE) == [text.upper() for text in texts]
+
+
+def test_a_text_that_no_thread_can_read_is_an_error():
+    threads = set()
+
+    def run(batch):
+        threads.add(threading.current_thread())
+        if batch == ["bad"]:
+            raise ValueError("bad")
+        return batch
+
+    model = SimpleNamespace(threads=3)
+    with pytest.raises(ValueError, match="bad"):
+        OnnxModel._run_batches(model, ["a", "b", "bad", "c"], [1] * 4, 1, run)
+    assert not any(thread.is_alive() for thread in threads - {threading.current_thread()})
 
 
 def test_a_long_call_lets_the_calls_that_came_meanwhile_go_first():

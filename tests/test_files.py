@@ -40,6 +40,23 @@ def test_a_file_or_folder_is_replaced(tmp_path):
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["a.json", "g"]
 
 
+def test_what_killed_saves_left_long_ago_goes_with_the_next_save(tmp_path):
+    """Regression: hidden copies stayed beside a profile forever."""
+    target, mark = tmp_path / "g[1]", "0123456789ab"
+    for name in (f".g[1]-{mark}", f".g[1]-new{mark}", f".g1-{mark}", ".g[1]-before", f".g[1]-{mark[::-1]}"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").touch()
+        if name[-1] != "0":  # the last may belong to a process that is writing now
+            os.utime(tmp_path / name, (0, 0))
+    with pytest.raises(WriteError):
+        write_folder(target, {"a/b": "1", "a": "2"})
+    assert (tmp_path / f".g[1]-{mark}").exists()
+    write_atomically(target, "1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["g[1]", f".g[1]-new{mark}", f".g1-{mark}", ".g[1]-before", f".g[1]-{mark[::-1]}"]
+    )
+
+
 def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path):
     folder, reads = write_folder(tmp_path / "g", {"a": "0"}), []
 

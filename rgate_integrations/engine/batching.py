@@ -95,13 +95,22 @@ class Batcher(Generic[_Item, _Result]):
 
     def _work(self) -> None:
         expects_more = False
-        while (batch := self._next_batch(expects_more)) is not None:
-            if batch:
-                self._run_batch(batch)
+        while True:
+            batch: list[_Queued[_Item, _Result]] = []
+            try:
+                if not self._fill_batch(batch, expects_more):
+                    return
+                if batch:
+                    self._answer(batch, self._run([item for item, _ in batch]))
+            except Exception as error:  # also a MemoryError in this class itself
+                self._answer(batch, [error] * len(batch))
+            except BaseException as error:  # such as SystemExit, which would end the callers' threads
+                failure = RuntimeError(f"The thread that runs the gate was ended by {error!r}")
+                self._answer(batch, [failure] * len(batch))
             expects_more = len(batch) > 1
 
-    def _next_batch(self, expects_more: bool) -> list[_Queued[_Item, _Result]] | None:
-        """Wait for items, and return a batch; None tells the worker to end, because it is closed or has been idle."""
+    def _fill_batch(self, batch: list[_Queued[_Item, _Result]], expects_more: bool) -> bool:
+        """Wait for items, and add them; False tells the worker to end, because it is closed or has been idle."""
         with self._changed:
             if self._rest:
                 self._calls.append(self._rest)
@@ -109,37 +118,35 @@ class Batcher(Generic[_Item, _Result]):
             if not self._calls:
                 # Set while holding the lock, so that `submit` either sees it or has already queued its items.
                 self._worker = None
-                return None
+                return False
             if expects_more:
                 self._changed.wait_for(self._is_full, _MAX_WAIT)
-            batch: list[_Queued[_Item, _Result]] = []
             while self._calls and len(batch) < self._max_size:
                 self._rest = self._calls.popleft()
                 while self._rest and len(batch) < self._max_size:
-                    queued = self._rest.popleft()
-                    if not queued[1].cancelled():
-                        batch.append(queued)
-            return batch
+                    if not self._rest[0][1].done():  # cancelled
+                        batch.append(self._rest[0])
+                    self._rest.popleft()  # last, so that an item is never in neither
+            return True
 
     def _is_full(self) -> bool:
         """Return whether the waiting items fill a batch."""
         # No call is empty, so the others need not be counted.
         return sum(map(len, islice(self._calls, self._max_size))) >= self._max_size
 
-    def _run_batch(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
-        try:
-            found = self._run([item for item, _ in batch])
-            # Check their number here: an error below would end the worker, and callers would wait forever.
-            results: Sequence[_Result | Exception] = [result for _, result in zip(batch, found, strict=True)]
-        except Exception as error:
-            results = [error] * len(batch)
-        except BaseException as error:  # such as SystemExit, which would end the callers' threads
-            results = [RuntimeError(f"The thread that runs the gate was ended by {error!r}")] * len(batch)
+    def _answer(
+        self, batch: Sequence[_Queued[_Item, _Result]], results: Sequence[_Result | Exception]
+    ) -> None:
+        # As a list, which checks their number before the first is handed over.
+        answers = list(zip(batch, results, strict=True))
         if self._closed:
             return
-        for (_, future), result in zip(batch, results, strict=True):
-            with contextlib.suppress(InvalidStateError):  # the caller has cancelled it
-                future.set_result(result)
+        for (_, future), result in answers:
+            with contextlib.suppress(InvalidStateError, MemoryError):  # if the caller has cancelled it
+                try:
+                    future.set_result(result)
+                except MemoryError:  # there may be some again
+                    future.set_result(result)
 
 
 def wait_results(futures: Sequence[Future[_T | Exception]], timeout: float | None) -> list[_T | Exception]:

@@ -6,12 +6,12 @@ One pass gives a text's sentence vector and the states of its parts at several l
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
+from operator import call
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from rgate_integrations.runtime.arrays import Float32Array, unit
 from rgate_integrations.runtime.files import SHIPPED
 from rgate_integrations.runtime.segments import Range, Segmented, join_segments
 from rgate_integrations.runtime.text import encodable
+from rgate_integrations.runtime.threads import map_parallel
 
 ENCODER = "multilingual-e5-small"
 FINGERPRINT = "1571fc9827503943"
@@ -88,14 +89,12 @@ class Encoder(OnnxModel):
     def _load(self, folder: Path) -> None:
         from sentencepiece import SentencePieceProcessor
 
-        with ThreadPoolExecutor(1) as pool:
-            # Reading the vocabulary takes longest, so the graphs are opened beside it.
-            sessions = [
-                pool.submit(OnnxSession, (self.shipped / graph_file(stage)).read_bytes(), folder)
-                for stage in STAGES
-            ]
-            self._tokens = SentencePieceProcessor(model_file=str(folder / TOKENS))
-        self._sessions = {stage: session.result() for stage, session in zip(STAGES, sessions, strict=True)}
+        loads: list[Callable[[], Any]] = [partial(SentencePieceProcessor, model_file=str(folder / TOKENS))]
+        for stage in STAGES:
+            loads.append(partial(OnnxSession, (self.shipped / graph_file(stage)).read_bytes(), folder))
+        # Reading the vocabulary takes longest, so the graphs are opened beside it.
+        self._tokens, *sessions = map_parallel(call, loads, 2)
+        self._sessions = dict(zip(STAGES, sessions, strict=True))
         # Memory-mapped, so that only the rows of tokens that occur are read, not all 54 MB.
         self._table = np.memmap(folder / WEIGHTS, np.uint8, "r", shape=TABLE)
 

@@ -6,7 +6,6 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from rgate_integrations.errors import ModelLoadError, first_line, limit_hint
 from rgate_integrations.models.download import cache_dir, fetch_path
 from rgate_integrations.runtime.arrays import Float32Array, PositionArray
-from rgate_integrations.runtime.threads import ForkSafeLock, count_cores, reset_after_fork
+from rgate_integrations.runtime.threads import ForkSafeLock, count_cores, map_parallel, reset_after_fork
 
 SELF_TEST = "self_test.json"
 MAX_HISTORY = 768
@@ -205,11 +204,7 @@ class OnnxModel(ABC):
             batches[-1].append(i)
             used += lengths[i]
         runs = [[texts[i] for i in batch] for batch in batches]
-        if len(runs) == 1:
-            results = [run(runs[0])]  # for a single batch, starting a thread would cost more than it gains
-        else:
-            with ThreadPoolExecutor(self.threads) as pool:
-                results = list(pool.map(run, runs))
+        results = map_parallel(run, runs, self.threads)
         by_index = dict(zip(chain.from_iterable(batches), chain.from_iterable(results), strict=True))
         return [by_index[i] for i in range(len(texts))]
 

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import escape
 from io import BufferedReader
 from operator import methodcaller
 from pathlib import Path
@@ -22,6 +24,7 @@ from rgate_integrations.errors import ConfigurationError, LockedError, WriteErro
 _T = TypeVar("_T")
 
 _MAX_READS = 5  # of a folder that is replaced each time
+_ABANDONED = 86_400.0  # seconds after which a temporary file belongs to no process that still writes it
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # of network file systems without locks; we write there without one
 
 SHIPPED = Path(__file__).parents[1] / "weights"
@@ -315,6 +318,8 @@ def json_text(value: Any, indent: int | None = 1) -> str:
 def _temporary(target: Path) -> Iterator[Path]:
     """Yield a temporary path in the target's folder; after an error, what was written there is removed.
 
+    After success, what killed processes left at such paths of this target is removed.
+
     Raises:
         ConfigurationError: The target is the current folder or the root, or its path ends in ``..``.
         WriteError: The target could not be written.
@@ -328,6 +333,10 @@ def _temporary(target: Path) -> Iterator[Path]:
         if isinstance(error, OSError):
             raise write_error(target, error) from error
         raise
+    with suppress(OSError):  # another process may have just removed it
+        for left in target.parent.glob(f".{escape(target.name)}-{'[0-9a-f]' * 12}"):
+            if time.time() - left.lstat().st_mtime > _ABANDONED:
+                _remove(left)
 
 
 def _beside(target: Path, mark: str) -> Path:

@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property as cached_property
@@ -40,6 +40,9 @@ else:
                 return self
             return vars(instance).setdefault(self._name, self._compute(instance))
 
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 _JOIN_SECONDS = 2.0  # how long the end of the process waits for threads outside models
 
@@ -117,6 +120,42 @@ def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
     thread.start()
     _threads.add(thread)
     return thread
+
+
+def map_parallel(run: Callable[[_Item], _Result], items: Sequence[_Item], threads: int) -> list[_Result]:
+    """Return ``run(item)`` of each item, in order, computed by the calling thread and up to ``threads - 1`` others.
+
+    Where another thread fails, perhaps without a result or an error, because it had no memory for them, the calling
+    thread computes the item again. So it waits only for threads to end, which all do.
+
+    Raises:
+        Exception: ``run`` raised it in the calling thread.
+        RuntimeError: The system cannot start another thread now.
+    """
+    results: dict[int, _Result] = {}
+    indices = iter(range(len(items)))  # shared: each thread takes the next one
+
+    def work() -> None:
+        for i in indices:
+            results[i] = run(items[i])
+
+    def assist() -> None:
+        with suppress(Exception):
+            work()
+
+    assistants: list[threading.Thread] = []
+    try:
+        for _ in range(min(threads, len(items)) - 1):
+            thread = threading.Thread(target=assist)
+            thread.start()
+            assistants.append(thread)
+        work()
+    finally:
+        for _ in indices:  # after an error, the others begin nothing more
+            pass
+        for thread in assistants:
+            thread.join()
+    return [results[i] if i in results else run(item) for i, item in enumerate(items)]
 
 
 def _at_exit() -> None:
