@@ -233,7 +233,18 @@ LONG = "one two three four five six seven eight nine ten eleven twelve"
         ({"Hi Is it": TASK, "Hi": TASK, "Is it": NEWS}, "Hi\nIs it", 1),
         ({"Now? Thanks": TASK, "Now?": NEWS, "Thanks": TASK}, "Now? Thanks", 1),
         ({f"{LONG}. Now?": TASK, f"{LONG}.": TASK, "Now?": NEWS}, f"{LONG}. Now?", 1),
-        ({f"{LONG}. Now?": NEWS, f"{LONG}.": TASK, "Now?": TASK}, f"{LONG}. Now?", 0),
+        (
+            {
+                f"{LONG}. Now?": NEWS,
+                f"{LONG}.": TASK,
+                "Now?": TASK,
+                "… Now?": TASK,
+                "…": TASK,
+                f"{LONG}?": TASK,
+            },
+            f"{LONG}. Now?",
+            0,
+        ),
         # Whether a fact is known is decided by the request as a whole.
         ({"Hi Who": KNOWN, "Hi": TASK, "Who": UNKNOWN}, "Hi\nWho", 0),
         ({"Hi Who": UNKNOWN, "Hi": TASK, "Who": KNOWN}, "Hi\nWho", 1),

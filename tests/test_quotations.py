@@ -33,6 +33,16 @@ RULES = CorpusProfile.from_texts(
             f"上司は{PLACE}と言いました。",
             "有給は三十日あります?",
         ),
+        (
+            'My boss wrote: "We close at six. The van stays here." Is she right?',
+            f"My boss wrote: {PLACE} Is she right?",
+            "We close at six? The van stays here?",
+        ),
+        (
+            "My boss wrote (10:30): ‘We close at six.’ Is she right?",
+            f"{PLACE} Is she right?",
+            "My boss wrote (10:30): ‘We close at six.’?",
+        ),
         ("Tom says we close at six. Is that so?", f"{PLACE} Is that so?", "Tom says we close at six?"),
         (
             '"We close at six." "No, we close at seven."',
@@ -51,6 +61,8 @@ def test_a_request_is_split_into_a_quotation_and_what_it_says_about_it(text, abo
         "",
         " ",
         "Who wrote Hamlet?",
+        '"… … … …" Is that right?',
+        "Do we close at six? Is the van here? Why?",
         "What does “in lieu” mean?",
         'He said "',
         "Why?",
@@ -68,6 +80,7 @@ def test_a_request_without_a_text_of_others_is_not_split(text):
         f'My boss wrote: "{CLAIM}" Is she right?',
         f'A customer complained: "{CLAIM}" Is that the case here?',
         'Fact-check: "the third exam attempt is free"',
+        'My boss wrote: "The staff in Harlow get 31 days of leave. The van may be kept overnight." Is she right?',
         "My tutor says that part-time students may take 30 credits. Is that right?",
         "Meine Kollegin sagt: „Die Folien müssen bis Freitag beim Verlag sein.“ Stimmt das?",
         "同僚の話では「出張の宿泊費は一万円まで」だそうです。本当ですか。",

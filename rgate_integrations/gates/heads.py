@@ -69,7 +69,7 @@ _MAX_P_KNOWN_IF_ALONE_CLEAR = 0.05
 # A message that seems self-contained, such as "and for two?" after a list of prices, only follows on the question
 # before it if both have a lower P(known) than this; one with at least this logit, such as "Thanks!", never does.
 _MAX_P_KNOWN_IF_SELF_CONTAINED, _CLEARLY_SELF_CONTAINED = 0.1, 2.0
-# One of several requests in a line retrieves below this P(known); beside others, each is understood less well.
+# One of several requests in a line, and a quotation, retrieve below this P(known): each is understood less well.
 _MAX_P_KNOWN_OF_PART = 0.4
 # Beside code with docstrings, the encoder takes a private question for given text. So what is outside the code is
 # also judged by itself if P(known) of the whole is below the second of these. Below the first, it retrieves.
@@ -316,9 +316,12 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         specs = self._encoder_specs("quotation")
         p = self._p_by_encoder(evidence, specs)
         needy = int(np.argmin(p))
-        if p[needy] >= self._threshold(evidence):
+        if p[needy] >= min(self._threshold(evidence), _MAX_P_KNOWN_OF_PART):
             return ""
-        return f"Asks about {_quote_text(evidence[specs[0]].texts[needy])}, which needs passages."
+        text = evidence[specs[0]].texts[needy]
+        # `split_quotation` may have added a question mark.
+        quoted = text if text in evidence.question else text[:-1]
+        return f"Asks about {_quote_text(quoted)}, which needs passages by itself."
 
     def _threshold(self, evidence: Evidence) -> float:
         return self.threshold if evidence.request.threshold is None else evidence.request.threshold

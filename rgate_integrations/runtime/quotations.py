@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, is_question, segments
+from rgate_integrations.runtime.segments import count_words, is_question, segments
 
 _QUOTATION = re.compile(
     r"\"{3}([^\"]+)\"{3}|\"([^\"]+)\"|[“„”]([^“„”]+)[“”]|«([^«»]+)»|»([^«»]+)«|「([^「」]+)」|『([^『』]+)』"
 )
-_INTRODUCED = re.compile(r"([^:：\n]{3,80})[:：]\s*(\S.*)", re.DOTALL)
+_INTRODUCED = re.compile(r"([^:：\n]{3,80}(?::(?=\s)|：))\s*(\S.*)", re.DOTALL)
 _MIN_WORDS, _MAX_WORDS_ABOUT, _MAX_WORDS_INTRODUCING, _MAX_WORDS_OF_QUESTION = 4, 25, 12, 6
 _MAX_CHARS, _MAX_QUOTATIONS = 4_000, 3  # JSON has more
 PLACE = "…"
@@ -20,7 +20,7 @@ def split_quotation(text: str) -> tuple[str, str]:
     """Return what a request says about a text, with "…" in its place, and the text; ("", "") if there is none.
 
     The text is in quotation marks, follows a colon, or comes before a short question that ends the request. It has
-    at least four words, what is said about it at most 25. A statement becomes a question.
+    at least four words, what is said about it at most 25. Statements become questions, unless they have one.
 
     >>> split_quotation('My boss wrote: "The office is closed in May." Is she right?')
     ('My boss wrote: … Is she right?', 'The office is closed in May?')
@@ -34,8 +34,8 @@ def split_quotation(text: str) -> tuple[str, str]:
     quoted: list[str] = []
 
     def cut(match: re.Match[str]) -> str:
-        content = next(filter(None, match.groups())).strip()
-        if count_words(content) < _MIN_WORDS:
+        content = next(filter(None, match.groups()))
+        if not _is_text(content):
             return match.group()
         quoted.append(content)
         return PLACE
@@ -50,23 +50,24 @@ def split_quotation(text: str) -> tuple[str, str]:
 
 def _split_plain(text: str) -> tuple[str, ...]:
     """Return what `split_quotation` does, for a text without quotation marks; only ("",) if there is none."""
-    if introduced := _INTRODUCED.fullmatch(text.strip()):
-        about, content = introduced.groups()
-        if count_words(about) <= _MAX_WORDS_INTRODUCING and count_words(content) >= _MIN_WORDS:
-            return f"{about}: {PLACE}", content
     *before, last = segments(text) or [""]
-    content = " ".join(before)
-    if (
-        is_question(last)
-        and count_words(last) <= _MAX_WORDS_OF_QUESTION
-        and count_words(content) >= _MIN_WORDS
-    ):
-        return f"{PLACE} {last}", content
-    return ("",)
+    asks = is_question(last) and count_words(last) <= _MAX_WORDS_OF_QUESTION
+    question = f" {last}" if asks and not any(map(is_question, before)) else ""
+    introduced = _INTRODUCED.fullmatch(text.strip())
+    if introduced and count_words(introduced[1]) <= _MAX_WORDS_INTRODUCING:
+        about, content = f"{introduced[1]} {PLACE}{question}", introduced[2]
+    else:
+        about, content = f"{PLACE}{question}", " ".join(before) if question else ""
+    return (about, content) if _is_text(content) else ("",)
+
+
+def _is_text(text: str) -> bool:
+    return count_words(text) >= _MIN_WORDS and any(map(str.isalnum, text))
 
 
 def _ask(text: str) -> str:
-    """Return a single statement as a question; several sentences or lines as they are."""
-    if len(segments(text)) > 1 or text.endswith(QUESTION_MARKS):
-        return text
-    return text.rstrip(".!。！।… ") + "?"
+    """Return a text with each statement as a question; unchanged if it has a question."""
+    texts = segments(text)
+    if any(map(is_question, texts)):
+        return text.strip()
+    return " ".join(f"{each.rstrip('.!。！।…;； ')}?" for each in texts)
