@@ -45,6 +45,11 @@ RULES = CorpusProfile.from_texts(
         ),
         ("Tom says we close at six. Is that so?", f"{PLACE} Is that so?", "Tom says we close at six?"),
         (
+            "Tom wrote: We close at six. Is that so?",
+            f"Tom wrote: {PLACE} Is that so?",
+            "We close at six? Is that so?",
+        ),
+        (
             '"We close at six." "No, we close at seven."',
             f"{PLACE} {PLACE}",
             "We close at six?\nNo, we close at seven?",
@@ -67,6 +72,8 @@ def test_a_request_is_split_into_a_quotation_and_what_it_says_about_it(text, abo
         'He said "',
         "Why?",
         f'"{CLAIM}" ' + "and so on " * 20,
+        "It has rained every day since we came. School starts again on Monday. What is 17 times 23?",
+        f"{CLAIM} " * 5 + "Is that so?",
         f'{{"from": "Tom Smith", "to": "Ann Reed", "text": "{CLAIM}", "label": "is it so?"}}',
     ],
 )

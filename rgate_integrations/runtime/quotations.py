@@ -11,6 +11,7 @@ _QUOTATION = re.compile(
 )
 _INTRODUCED = re.compile(r"([^:：\n]{3,80}(?::(?=\s)|：))\s*(\S.*)", re.DOTALL)
 _MIN_WORDS, _MAX_WORDS_ABOUT, _MAX_WORDS_INTRODUCING, _MAX_WORDS_OF_QUESTION = 4, 25, 12, 6
+_MAX_WORDS_ASKED = 40  # longer statements are probably text to work on
 _MAX_CHARS, _MAX_QUOTATIONS = 4_000, 3  # JSON has more
 PLACE = "…"
 """Stands for the quoted text in what a request says about it."""
@@ -19,8 +20,9 @@ PLACE = "…"
 def split_quotation(text: str) -> tuple[str, str]:
     """Return what a request says about a text, with "…" in its place, and the text; ("", "") if there is none.
 
-    The text is in quotation marks, follows a colon, or comes before a short question that ends the request. It has
-    at least four words, what is said about it at most 25. Statements become questions, unless they have one.
+    The text is in quotation marks, follows a colon, or comes, in at most 40 words, before a short question that ends
+    the request. It has at least four words, what is said about it at most 25. In at most 40 words, the statements
+    become questions, unless there are others.
 
     >>> split_quotation('My boss wrote: "The office is closed in May." Is she right?')
     ('My boss wrote: … Is she right?', 'The office is closed in May?')
@@ -51,13 +53,18 @@ def split_quotation(text: str) -> tuple[str, str]:
 def _split_plain(text: str) -> tuple[str, ...]:
     """Return what `split_quotation` does, for a text without quotation marks; only ("",) if there is none."""
     *before, last = segments(text) or [""]
-    asks = is_question(last) and count_words(last) <= _MAX_WORDS_OF_QUESTION
+    # A question with numbers ("What is 17 times 23?") is about these.
+    asks = (
+        is_question(last) and count_words(last) <= _MAX_WORDS_OF_QUESTION and not any(map(str.isdigit, last))
+    )
     question = f" {last}" if asks and not any(map(is_question, before)) else ""
     introduced = _INTRODUCED.fullmatch(text.strip())
     if introduced and count_words(introduced[1]) <= _MAX_WORDS_INTRODUCING:
         about, content = f"{introduced[1]} {PLACE}{question}", introduced[2]
     else:
         about, content = f"{PLACE}{question}", " ".join(before) if question else ""
+        if count_words(content) > _MAX_WORDS_ASKED:
+            return ("",)
     return (about, content) if _is_text(content) else ("",)
 
 
@@ -66,8 +73,8 @@ def _is_text(text: str) -> bool:
 
 
 def _ask(text: str) -> str:
-    """Return a text with each statement as a question; unchanged if it has a question."""
+    """Return a text with each statement as a question; unchanged if it is long, or has a question before its end."""
     texts = segments(text)
-    if any(map(is_question, texts)):
+    if count_words(text) > _MAX_WORDS_ASKED or any(map(is_question, texts[:-1])):
         return text.strip()
-    return " ".join(f"{each.rstrip('.!。！।…;； ')}?" for each in texts)
+    return " ".join(each if is_question(each) else f"{each.rstrip('.!。！।…;； ')}?" for each in texts)
