@@ -35,7 +35,7 @@ NAME = "what stands around a quotation"
 PENALTY = 1000.0
 WRAPPED = 2
 """How often each frame also stands between pleasantries."""
-MAX_MISTAKEN = 0.05
+MAX_MISTAKEN = 0.02
 """Maximum share of the frames of held-out languages that may be taken for questions about the text."""
 
 

@@ -71,6 +71,8 @@ _MAX_P_KNOWN_IF_ALONE_CLEAR = 0.05
 _MAX_P_KNOWN_IF_SELF_CONTAINED, _CLEARLY_SELF_CONTAINED = 0.1, 2.0
 # One of several requests in a line, and a quotation, retrieve below this P(known): each is understood less well.
 _MAX_P_KNOWN_OF_PART = 0.4
+# "My shirt has a stain. What helps?" has no quotation marks, and is like "Ann says we close at six. Really?".
+_MIN_LOGIT_UNMARKED = 1.0
 # Beside code with docstrings, the encoder takes a private question for given text. So what is outside the code is
 # also judged by itself if P(known) of the whole is below the second of these. Below the first, it retrieves.
 _MAX_P_KNOWN_BESIDE_CODE, _CLEAR_P_KNOWN_WITH_CODE = 0.05, 0.95
@@ -81,7 +83,7 @@ _MIN_WORDS_ALONE, _MIN_WORDS_OF_STATEMENT_ALONE = 7, 3
 class HeadsGate(TrainedGate, NamedLLMGate):
     """Judges a request by heads, small models on its hidden states: its kind, and whether the LLM knows the fact.
 
-    It needs one or two passes over the request, and no draft. The LLM alone answers some kinds of requests
+    It needs one or two passes over the request, more over parts of some requests, and no draft. The LLM alone answers some kinds of requests
     well (thanks, sums, letters), some not at all (private documents, news), and questions about facts if it
     knows the fact:
 
@@ -215,7 +217,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         is_joined = split_joined(evidence.question) != evidence.question
         if may_skip and (is_joined or outside_code(evidence.question)):
             closer += self._encoder_specs("parts")[1:]
-        if may_skip and any(split_quotation(evidence.question)):
+        if may_skip and split_quotation(evidence.question).text:
             closer += (self._encoder_specs("about quotation")[0], *self._encoder_specs("quotation")[1:])
         return closer
 
@@ -306,8 +308,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         that may skip otherwise.
         """
         about = self._encoder_specs("about quotation")[0]
-        is_read = about in evidence.pieces
-        return is_read and bool(self.trained.about_quotation.detect(evidence[about].whole[None])[0])
+        if about not in evidence.pieces:
+            return False
+        least = 0.0 if split_quotation(evidence.question).is_marked else _MIN_LOGIT_UNMARKED
+        return bool(self.trained.about_quotation.logits(evidence[about].whole[None])[0] > least)
 
     def _find_need_in_quotation(self, evidence: Evidence) -> str:
         """Return why a request needs passages that asks about a text that it quotes; "" if it needs none."""

@@ -222,7 +222,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         if self.scope == "parts":
             return outside_code(request.question) or split_joined(request.question), request.history
         if self.scope in ("quotation", "about quotation"):
-            return split_quotation(request.question)[self.scope == "quotation"], ()
+            quotation = split_quotation(request.question)
+            return (quotation.text if self.scope == "quotation" else quotation.about), ()
         return request.question, request.history if self.scope == "conversation" else ()
 
     def _layers(self, request: Segmented) -> RequestLayers:
