@@ -83,9 +83,9 @@ _MIN_WORDS_ALONE, _MIN_WORDS_OF_STATEMENT_ALONE = 7, 3
 class HeadsGate(TrainedGate, NamedLLMGate):
     """Judges a request by heads, small models on its hidden states: its kind, and whether the LLM knows the fact.
 
-    It needs one or two passes over the request, more over parts of some requests, and no draft. The LLM alone answers some kinds of requests
-    well (thanks, sums, letters), some not at all (private documents, news), and questions about facts if it
-    knows the fact:
+    It needs one or two passes over the request, more over parts of some requests, and no draft. The LLM alone answers
+    some kinds of requests well (thanks, sums, letters), some not at all (private documents, news), and questions
+    about facts if it knows the fact:
 
         p_known = P(always answered) + P(answered if the fact is known) * P(the LLM knows the fact)
 
