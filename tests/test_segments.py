@@ -8,14 +8,13 @@ from itertools import product
 import pytest
 
 from rgate_integrations import Request, load_gate
+from rgate_integrations.runtime.closings import closing_question, shorten_turn
 from rgate_integrations.runtime.segments import (
-    closing_question,
     count_words,
     is_question,
     layout,
     outside_code,
     segments,
-    shorten_turn,
     split_joined,
 )
 

@@ -21,13 +21,13 @@ from rgate_integrations.gates.evidence.model_outputs import encoder_passes
 from rgate_integrations.gates.rules import read_text_states, to_directions
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import require_states
+from rgate_integrations.runtime.closings import question_before
 from rgate_integrations.runtime.segments import (
     ASSISTANT,
     USER,
     count_words,
     drop_label,
     is_question,
-    question_before,
     segments,
     split_transcript,
     user_turns,
