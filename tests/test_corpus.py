@@ -146,6 +146,12 @@ def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
             {"pim", "corvin"},
         ),
         (["See How To Take Your Pantol With Milk.", "Now Ask Your Doctor For Pantol And More."], set()),
+        (["Den Pantolpass braucht man für Pantolgeld.", "Das Pantolgeld gibt es auf den Pantolpass."], set()),
+        (
+            ["At dawn Auntie Pim met Auntie Corvin by the lake.", "Then Pim rode off; Corvin slept."],
+            {"pim", "corvin"},
+        ),
+        (["Потом Корвин пошёл с Пимом домой.", "Тут Корвин увидел Пимом данный меч."], {"корвин", "пимом"}),
         (
             ["The area of the campus is 3 km², without the park.", "It has CO₂ filters by Javatm™, No. №5."],
             set(),
@@ -177,6 +183,9 @@ def test_a_code_is_a_name_whatever_script_it_touches(fake, text):
         "nouns with capitals in Luxembourgish",
         "many names",
         "Title Case",
+        "nouns with capitals without an and",
+        "titles before names",
+        "many names in Cyrillic",
         "units and signs",
         "wide codes",
         "a library",

@@ -126,6 +126,12 @@ EARLIER, OFFER = "How loud is it in turbo mode?", "Shall I look up the warranty 
         ("the blue one", "assistant: Which one is it?", f"{EARLIER}\nWhich one is it?\nthe blue one"),
         ("Thanks!", "assistant: 62 decibels.", f"{EARLIER}\nThanks!"),
         ("How long is the warranty?", f"assistant: 62 decibels. {OFFER}", "How long is the warranty?"),
+        (
+            "I would like that very much",
+            f"assistant: 62 decibels. {OFFER}",
+            f"{OFFER}\nI would like that very much",
+        ),
+        ("Ja, sehr gerne", "assistant: Nein.\n\n**Ich kann suchen.**", "Ich kann suchen.\nJa, sehr gerne"),
     ],
 )
 def test_a_short_reply_is_searched_for_with_the_question_that_it_answers(reply, last, searched):
@@ -135,3 +141,27 @@ def test_a_short_reply_is_searched_for_with_the_question_that_it_answers(reply, 
 
 def test_a_reply_to_an_offer_that_nothing_precedes_is_searched_for_with_the_offer():
     assert list_search_texts("Yes please", [f"assistant: {OFFER}"]) == [f"{OFFER}\nYes please"]
+
+
+@pytest.mark.parametrize(
+    ("message", "last"),
+    [
+        ("price of the Y300", "62 decibels. Is there anything else I can help you with?"),
+        ("weight of the Y300 please", f"62 decibels. {OFFER}"),
+        ("No, tell me the price of the Y300", f"62 decibels. {OFFER}"),
+        ("Zeig mir die Preisliste", "62 Dezibel. Kann ich sonst noch etwas tun?"),
+    ],
+)
+def test_a_request_that_names_something_is_searched_for_as_if_nothing_was_offered(message, last):
+    """Regression: a request of up to eight words was searched for with the offer only."""
+    texts = list_search_texts(message, [f"user: {EARLIER}", f"assistant: {last}"])
+    assert texts == [message, f"{EARLIER}\n{message}"]
+    assert list_search_texts("parental leave", ["assistant: Hello! How can I help you?"]) == [
+        "parental leave"
+    ]
+
+
+def test_a_short_request_after_an_offer_is_also_searched_for_alone():
+    texts = list_search_texts("parental leave", [f"user: {EARLIER}", f"assistant: 62 decibels. {OFFER}"])
+    assert texts[0] == f"{OFFER}\nparental leave"
+    assert texts[-1] == "parental leave"

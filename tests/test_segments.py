@@ -8,14 +8,13 @@ from itertools import product
 import pytest
 
 from rgate_integrations import Request, load_gate
+from rgate_integrations.runtime.closings import closing_question, closing_sentences, shorten_turn
 from rgate_integrations.runtime.segments import (
-    closing_question,
     count_words,
     is_question,
     layout,
     outside_code,
     segments,
-    shorten_turn,
     split_joined,
 )
 
@@ -165,6 +164,21 @@ OFFER = "Shall I look up what our contract says?"
 )
 def test_the_question_that_ends_a_turn(turn, expected):
     assert closing_question(turn) == expected
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        (["assistant: It is blue. I can look."], ["I can look."]),
+        (["assistant: It is blue. I can look. Just say so! 🙂\n\n---"], ["I can look.", "Just say so!"]),
+        (["assistant: Happy to look."], ["Happy to look."]),
+        (["assistant: It is blue.", "user: I can look."], []),
+        (["assistant: "], []),
+        ([], []),
+    ],
+)
+def test_the_sentences_that_end_a_turn(history, expected):
+    assert closing_sentences(history) == expected
 
 
 @pytest.mark.parametrize("character", [" ", "\t", "?", ".", "(", "'", "\u00a0", "\n"])

@@ -220,10 +220,21 @@ def test_thanks_after_a_question_with_its_answer_or_a_mere_possibility_need_noth
         ("You can also search by order number.", "Okay.", False),
         ("You need your manager's approval to access the archive.", "ok", False),
         ("Le directeur doit donner son accord.", "d'accord", False),
+        ("**I can also search the legal folder.** 😊", "ok", True),
+        ("“I can also search the legal folder.”", "ok", True),
+        ("I can trace the shipment in the portal. Just let me know!", "ok", True),
+        ("Let me check the annex.", "fine", True),
+        ("I need your okay to read the thread.", "fine", True),
+        ("The caretaker can also open the cellar.", "ok", False),
+        ("You need your neighbour's consent to build a fence.", "ok", False),
+        ("Please upload a photo of the meter.", "okay", False),
+        ("Next, we multiply both terms.", "fine", False),
+        ("Sie können auch am Empfang fragen.", "alles klar", False),
+        ("También puede preguntar en recepción.", "vale", False),
     ],
 )
 def test_ok_accepts_an_offer_that_is_a_statement_and_nothing_else(end, message, retrieves):
-    """Regression: it was taken for a remark unless the assistant's turn ended in a question."""
+    """Regression: it was a remark unless the turn ended in a question; then, it accepted what others can do."""
     history = ["user: What penalties does our contract with Norholt contain?", f"assistant: {end}"]
     assert load_gate(llm_name="gpt-4o").decide(message, history=history).retrieve == retrieves
 

@@ -32,8 +32,10 @@ _MIN_ROOTED = 0.05  # minimum share of passages with identifiers that begin with
 _CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
 """A capitalised word inside a sentence: a name, unless all nouns are capitalised, or all words of headings."""
 _MAX_CAPITALISED = 0.15  # maximum share of words, unless the others below show that they are names
-_AND_OF = ("und", "vun")  # frequent in German and in Luxembourgish, which capitalise all nouns
-_MIN_AND_OF = 0.005  # minimum share of these among the words of such a language
+# Frequent in German, or in Luxembourgish ("vun"), which capitalise all nouns, and not in other languages.
+_NOUN_CAPITALS = ("und", "mit", "ist", "wird", "für", "auf", "nicht", "zum", "vun")
+_MIN_NOUN_CAPITALS = 0.005  # minimum share of these among the words of such a language
+_BEFORE_WORD = re.compile(r"(\w+) (?=(\w))")  # a word, and the first character of the next
 _MIN_TITLE_CASE = 0.08  # minimum share of words such as "Your" among the capitalised ones of Title Case
 _ACRONYM_CHARS = range(3, 7)
 _MIN_ACRONYM = 0.002  # minimum share of passages with an acronym; a large corpus mentions many in passing
@@ -96,17 +98,25 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
 def _proper_names(
     passages: Sequence[str], counts: Counter[str], total: int, encoder: Encoder
 ) -> Iterator[str]:
-    """Yield names of products and companies: always capitalised, frequent in these passages, and rare elsewhere."""
+    """Yield names of products and companies: always capitalised, frequent in these passages, and rare elsewhere.
+
+    In texts full of names, a word that is always before another capital is a title, such as "Uncle".
+    """
     words = (word for passage in passages for word in _CAPITALISED.findall(passage))
     capitalised = Counter(word for word in words if word[0].isupper())  # many scripts have no capitals
     lower = Counter(word for passage in passages for word in _TOKEN.findall(passage) if word[0].islower())
+    titles: set[str] = set()
     if capitalised.total() > _MAX_CAPITALISED * total:
-        capitalises_nouns = sum(lower[word] for word in _AND_OF) >= _MIN_AND_OF * total
+        capitalises_nouns = sum(lower[word] for word in _NOUN_CAPITALS) >= _MIN_NOUN_CAPITALS * total
         common = sum(n for word, n in capitalised.items() if encoder.log_frequency(word.lower()) > _COMMON)
         if capitalises_nouns or common >= _MIN_TITLE_CASE * capitalised.total():
             return
+        everywhere = Counter(word for passage in passages for word in _TOKEN.findall(passage))
+        pairs = (pair for passage in passages for pair in _BEFORE_WORD.findall(passage))
+        before = Counter(word for word, initial in pairs if initial.isupper())
+        titles = {word for word in capitalised if before[word] >= everywhere[word]}
     least = max(2, _MIN_NAMED * len(passages))
-    for word in capitalised:
+    for word in capitalised.keys() - titles:
         frequency = max(encoder.log_frequency(word), encoder.log_frequency(word.lower()))
         if counts[word.lower()] >= least and word.lower() not in lower and frequency <= _UNKNOWN:
             yield word.lower()

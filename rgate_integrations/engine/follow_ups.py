@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 
 from rgate_integrations.decision import Request
+from rgate_integrations.runtime.closings import closing_sentences, question_before
 from rgate_integrations.runtime.segments import (
     USER,
     count_words,
     drop_label,
     is_question,
-    question_before,
     segments,
     split_transcript,
 )
@@ -59,6 +59,13 @@ _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # a quotation, a number, o
 # Remarks such as "Try again." or "Yes, go on." contain nothing to search for.
 _MAX_REMARK_WORDS = 3
 _MAX_REPLY_WORDS = 8  # a longer reply to the assistant's question says what it is about
+# A reply that begins like this names nothing itself. After "no", it may name something else.
+_ACCEPTS = re.compile(
+    r"\W*(?:(?:yes|yeah|yep|yup|sure|ok|okay|please do|go ahead|of course|ja|jawohl|gerne?|klar|graag|oui|ouais"
+    r"|d['’]accord|volontiers|s[íì]|claro|vale|certo|va bene|sim|да|конечно|давай\w*|tak|dobrze|ναι)\b"
+    r"|[好是对行]|はい|ええ|네|예)",
+    re.IGNORECASE,
+)
 # An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
 _MAX_EARLIER_CHARACTERS = 400
 # A message may have 16 million characters: reading them all would take seconds.
@@ -98,8 +105,11 @@ def list_search_texts(question: str, history: Sequence[str] = ()) -> list[str]:
     r"""Return the texts to search for: the question alone, and after the user's last turn.
 
     Without an earlier turn of the user, only the question is searched for; after one, a question of up to three words
-    or an English follow-up (`is_follow_up`) is not searched for alone. A short reply to a question or offer of the
-    assistant, such as "Yes, please", is searched for together with it.
+    or an English follow-up (`is_follow_up`) is not searched for alone.
+
+    A short reply to a question or offer of the assistant, such as "Yes, please" or "I would like that", is searched
+    for together with it; "yes" and the like may accept a statement, too ("I can also look it up."). If a reply of up
+    to three words may be a request, it is searched for alone, too; a longer one only as if nothing was offered.
 
     Earlier turns of up to three words, such as "Try again.", are skipped if there are longer ones. A very long
     earlier turn, such as a file that a coding client sends, is shortened to its questions, or else to its beginning;
@@ -115,9 +125,21 @@ def list_search_texts(question: str, history: Sequence[str] = ()) -> list[str]:
     """
     if not history and len(question) <= MAX_READ_CHARACTERS:
         question, history = split_transcript(question) or (question, history)
-    before = question_before(history).strip("*_")
-    if before and count_words(question) <= _MAX_REPLY_WORDS and not is_question(question):
-        question = f"{before}\n{question}"
+    texts = _after_last_turn(question, history)
+    if is_question(question) or count_words(question) > _MAX_REPLY_WORDS:
+        return texts
+    accepts = _ACCEPTS.match(question) is not None
+    refers = accepts or _PRONOUN.search(question) is not None
+    offer = question_before(history) or (" ".join(closing_sentences(history)) if accepts else "")
+    # Whoever names something after an offer may well want something else.
+    if not offer or (question in texts and not refers):
+        return texts
+    with_offer = _after_last_turn(f"{offer.strip('*_')}\n{question}", history)
+    return with_offer if refers or not question.strip() else [*with_offer, question]
+
+
+def _after_last_turn(question: str, history: Sequence[str]) -> list[str]:
+    """Return the question, if it may stand alone, and the question after the user's last turn, if there is one."""
     earlier = [turn.removeprefix(USER) for turn in history if turn.startswith(USER)]
     if not earlier:
         return [question]

@@ -10,6 +10,7 @@ encoder, retries, remarks and offers are recognised in any language, by their si
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -19,16 +20,16 @@ from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.base import Context, Sources
 from rgate_integrations.gates.evidence.model_outputs import encoder_passes
 from rgate_integrations.gates.rules import read_text_states, to_directions
+from rgate_integrations.gates.turn_examples import ACCEPT, EXAMPLES, OFFER, OPEN, OTHER, REMARK, RETRY
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import require_states
+from rgate_integrations.runtime.closings import closing_sentences, question_before
 from rgate_integrations.runtime.segments import (
     ASSISTANT,
     USER,
     count_words,
     drop_label,
     is_question,
-    question_before,
-    segments,
     split_transcript,
     user_turns,
 )
@@ -40,290 +41,7 @@ _MIN_OFFER_COSINE = 0.45  # the same for `OFFER`, whose examples cannot name all
 _MAX_WORDS = 12  # maximum words of a message to compare; longer messages say what they want
 _MAX_TURNS = 8  # number of user turns to search for the question that a retry repeats
 _SHORT = 5  # maximum words of a question that may be a reply, such as "Why not?", and of a reply such as "order 4411"
-_MAX_CLOSING_CHARS = 2_000  # at the end of the assistant's turn, what is split into sentences
-RETRY, REMARK, ACCEPT, OPEN, OFFER, OTHER = "retry", "remark", "accept", "open", "offer", "other"
-_EXAMPLES = {
-    RETRY: (
-        "Try that again.",
-        "Please try it one more time.",
-        "Regenerate your answer.",
-        "Redo it.",
-        "Once more, please.",
-        "Answer again.",
-        "Again!",
-        "Nochmal!",
-        "That was not my question.",
-        "You have not answered what I asked.",
-        "This is not what I wanted to know.",
-        "That's wrong.",
-        "No, that is not right, answer correctly.",
-        "Are you certain about that?",
-        "Check your answer again.",
-        "Wrong answer.",
-        "Hm, is that true?",
-        "Incorrect.",
-        "That did not work.",
-        "No luck.",
-        "It is still the same problem.",
-        "Das hat leider nicht geholfen.",
-        "Bitte versuche es nochmal.",
-        "Das war nicht meine Frage.",
-        "Réessayez.",
-        "Ce n'est pas ce que j'ai demandé.",
-        "Prueba otra vez.",
-        "Esa no es la respuesta.",
-        "Prova ancora.",
-        "Tente novamente.",
-        "Попробуйте снова.",
-        "Это неправильно.",
-        "重试",
-        "重新生成。",
-        "你没有回答我的问题。",
-        "もう一度お願いします。",
-        "다시 해 줘",
-        "حاول مرة أخرى",
-        "फिर से कोशिश करो",
-        "Tekrar dene",
-    ),
-    REMARK: (
-        "Thanks!",
-        "Thank you very much, that helped me.",
-        "Great!",
-        "I see.",
-        "Perfect, thanks.",
-        "Cool, good to know.",
-        "Haha, nice.",
-        "That is all, bye.",
-        "You are wonderful.",
-        "Good job!",
-        "Got it.",
-        "It works now, thank you.",
-        "That fixed it.",
-        "Jetzt geht es, danke.",
-        "Danke schön!",
-        "Merci bien !",
-        "Gracias, perfecto.",
-        "Grazie mille!",
-        "Obrigado!",
-        "Спасибо!",
-        "Понятно.",
-        "谢谢！",
-        "知道了。",
-        "ありがとう！",
-        "고마워!",
-        "شكرا جزيلا",
-        "धन्यवाद",
-        "Make your answer shorter.",
-        "Say this in simpler words.",
-        "Translate that into Italian.",
-        "Put it in a table.",
-        "Write it as bullet points.",
-        "Rewrite this in a friendlier tone.",
-        "Summarise your answer.",
-        "Make it longer and more formal.",
-        "Now as an email.",
-        "Fix the grammar.",
-        "Kürzer, bitte.",
-        "Übersetze das ins Englische.",
-        "Traduis-le en anglais.",
-        "Plus court, s'il te plaît.",
-        "Tradúcelo al inglés.",
-        "Ponlo en una lista.",
-        "Traducilo in tedesco.",
-        "Переведи это на английский.",
-        "Сделай короче.",
-        "翻译成英文。",
-        "短一点。",
-        "英語に訳して。",
-        "Możesz to streścić?",
-        "En forma de lista, por favor.",
-        "В виде списка.",
-        "Certo, entendido.",
-        "Спасибо, помогло.",
-        "Skriv det mer formellt.",
-        "Nic więcej, na razie.",
-        "Schrijf het wat formeler.",
-        "写得正式一点。",
-        "더는 없어요, 안녕히 계세요.",
-        "Kan du sammanfatta?",
-        "As bullet points.",
-    ),
-    ACCEPT: (
-        "Okay.",
-        "OK",
-        "fine",
-        "Alles klar.",
-        "D'accord.",
-        "Vale.",
-    ),
-    OPEN: (
-        "How can I help you?",
-        "What can I do for you?",
-        "Is there anything else that I can do for you?",
-        "Do you have another question?",
-        "Anything else?",
-        "What would you like to know?",
-        "Does that help?",
-        "Wie kann ich dir helfen?",
-        "Kann ich sonst noch etwas für Sie tun?",
-        "Comment puis-je vous aider ?",
-        "Y a-t-il autre chose ?",
-        "¿En qué puedo ayudarle?",
-        "¿Algo más?",
-        "Come posso aiutarti?",
-        "Como posso ajudar?",
-        "Чем я могу помочь?",
-        "有什么可以帮您的吗？",
-        "还有其他问题吗？",
-        "何かお手伝いできますか？",
-        "무엇을 도와드릴까요?",
-        "كيف يمكنني مساعدتك؟",
-        "मैं आपकी क्या मदद कर सकता हूँ?",
-    ),
-    OFFER: (
-        "Shall I look it up for you?",
-        "Do you want me to check your contract?",
-        "Should I search for the date?",
-        "Soll ich nachsehen?",
-        "Voulez-vous que je vérifie ?",
-        "¿Quiere que lo busque?",
-        "Посмотреть?",
-        "要我查一下吗？",
-        "お調べしましょうか？",
-        "I can also check the shared folder.",
-        "I could look into the tickets for you.",
-        "I need your permission to open the file.",
-        "Please confirm before I run the query.",
-        "This step needs your approval.",
-        "Please confirm that I may look into it.",
-        "I would need your go-ahead for that.",
-        "I am waiting for your approval.",
-        "I can look that up.",
-        "I can do the same for last year's files.",
-        "Confirm and I will open the file.",
-        "Approval is required before I can search.",
-        "Ich würde jetzt die Datenbank durchsuchen.",
-        "Mit Ihrem Einverständnis öffne ich die Datei.",
-        "Avec votre accord, j'ouvre le fichier.",
-        "Espero su confirmación.",
-        "Posso verificarlo.",
-        "If you agree, I will search for it.",
-        "Veuillez confirmer que je peux regarder.",
-        "Confirme que puedo mirarlo.",
-        "Podría mirar en el sistema.",
-        "Preciso da sua autorização.",
-        "Next, I would look into the mailbox.",
-        "Ich kann auch im Ordner nachsehen.",
-        "Ich brauche Ihre Erlaubnis, um die Datei zu öffnen.",
-        "Bitte bestätigen Sie, dass ich die Suche starten soll.",
-        "Je peux aussi regarder dans le dossier partagé.",
-        "Il me faut votre permission pour ouvrir le fichier.",
-        "También puedo mirar en la carpeta.",
-        "Necesito su autorización para abrir el documento.",
-        "Posso anche guardare nella cartella.",
-        "Também posso ver na pasta.",
-        "Я могу также посмотреть в папке.",
-        "我也可以查一下文件夹。",
-        "フォルダも確認できます。",
-    ),
-    OTHER: (
-        "You can also filter by date.",
-        "She can also sing.",
-        "The staff can look it up for you.",
-        "I can see why.",
-        "I would choose the first one.",
-        "I cannot open it.",
-        "Your request was approved.",
-        "Bitte bestätigen Sie Ihre Telefonnummer.",
-        "Veuillez confirmer votre numéro.",
-        "I can help you with orders and invoices.",
-        "You could look into the folder, too.",
-        "Your manager must approve it.",
-        "I looked into the folder and found it.",
-        "Please confirm your e-mail address.",
-        "You find it in your profile.",
-        "Sie können auch nach Datum filtern.",
-        "Die Leitung muss zustimmen.",
-        "Vous pouvez aussi filtrer par date.",
-        "También puede filtrar por fecha.",
-        "Puoi anche filtrare per data.",
-        "Would you like to hear more about it?",
-        "Which one do you mean?",
-        "For which year?",
-        "Welchen meinst du?",
-        "Lequel ?",
-        "¿Cuál?",
-        "Explain.",
-        "Tell me more about it.",
-        "Go on.",
-        "Continue.",
-        "More details, please.",
-        "Why is that?",
-        "How come?",
-        "What else?",
-        "Anything else about that?",
-        "Who exactly?",
-        "And what about the others?",
-        "And then?",
-        "How much exactly?",
-        "Since when?",
-        "And when?",
-        "Where was that?",
-        "Any exceptions?",
-        "Erzähl mir mehr darüber.",
-        "Und warum?",
-        "Und wer noch?",
-        "Dis-m'en plus.",
-        "Et pourquoi ?",
-        "Cuéntame más.",
-        "¿Y por qué?",
-        "¿Y cuándo?",
-        "Dimmi di più.",
-        "E quando?",
-        "Расскажи подробнее.",
-        "А почему?",
-        "告诉我更多。",
-        "为什么？",
-        "もっと詳しく教えて。",
-        "أخبرني المزيد",
-        "No, thank you.",
-        "No thanks, I don't need that.",
-        "No, leave it.",
-        "Not now, thanks.",
-        "Nothing else, thank you.",
-        "Nein, danke.",
-        "Nein, nicht nötig.",
-        "Non merci.",
-        "Non, ça ira.",
-        "No, gracias.",
-        "No, no hace falta.",
-        "No, grazie.",
-        "Нет, спасибо.",
-        "不用了，谢谢。",
-        "いいえ、結構です。",
-        "لا، شكرا",
-        "Yes, please.",
-        "Yes, please do that.",
-        "Sure, that would be nice.",
-        "Go ahead.",
-        "That would be great.",
-        "I would like that very much.",
-        "Please do.",
-        "Ja, bitte.",
-        "Ja, gerne.",
-        "Oui, s'il vous plaît.",
-        "Oui, volontiers.",
-        "Sí, por favor.",
-        "Sì, grazie.",
-        "Да, пожалуйста.",
-        "好的，请。",
-        "はい、お願いします。",
-        "نعم من فضلك",
-    ),
-}
-"""Example messages by kind. `ACCEPT` has remarks that accept what was offered, if anything was. `OPEN` has general
-offers that end answers, `OFFER` specific ones. `OTHER` has messages that look similar to those of the other kinds,
-but are none."""
+_WORDS = re.compile(r"\w.*\w\W?")  # the words of a sentence, and the mark after them
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
@@ -389,13 +107,13 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     question = question_before(request.history)
     if not question and any(map(str.isdigit, request.question)) and count_words(request.question) <= _SHORT:
         question = question_before(request.history, before_any=True)
-        if kinds.get(question) == OPEN:
+        if kinds.get(_bare(question)) == OPEN:
             return request
-    is_open = kinds.get(question) == OPEN
+    is_open = kinds.get(_bare(question)) == OPEN
     waits = is_question(question)
     if kind == ACCEPT:
-        closing = _closing_sentence(request.history)
-        question = question or (closing if kinds.get(closing) == OFFER else "")
+        offers = (each for each in closing_sentences(request.history) if kinds.get(_bare(each)) == OFFER)
+        question = question or next(offers, "")
         waits = bool(question)
     # Thanks and edits are complete by themselves, unless they answer a question ("Shall I translate it?").
     if kind in (REMARK, ACCEPT) and (is_open or not waits):
@@ -408,26 +126,25 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     rest = last.replace(question, "").strip()
     if rest != ASSISTANT.strip():
         before.append(rest)
-    text = request.question if is_open else f"{question.strip('*_')}\n{request.question}"
+    text = request.question if is_open else f"{_bare(question)}\n{request.question}"
     return replace(request, question=text, history=before)
 
 
-def _closing_sentence(history: Sequence[str]) -> str:
-    """Return the last sentence of the last turn, if that turn is the assistant's and has words; empty otherwise."""
-    if not history or not history[-1].startswith(ASSISTANT):
-        return ""
-    return next(reversed(segments(history[-1].removeprefix(ASSISTANT)[-_MAX_CLOSING_CHARS:])), "")
+def _bare(sentence: str) -> str:
+    """Return a sentence without the markup, quotes and emoji around it."""
+    words = _WORDS.search(sentence)
+    return words.group() if words else sentence
 
 
 def _messages(request: Request) -> Iterable[str]:
-    """Yield the texts for `_classify`: the last question and sentence of the assistant's turn, and short messages.
+    """Yield the texts for `_classify`: the last question and sentences of the assistant's turn, and short messages.
 
     Without earlier turns, there are none.
     """
     if question := question_before(request.history, before_any=True):
-        yield question
-    if count_words(request.question) <= _SHORT and (closing := _closing_sentence(request.history)):
-        yield closing
+        yield _bare(question)
+    if count_words(request.question) <= _SHORT:
+        yield from map(_bare, closing_sentences(request.history))
     messages = [request.question] if request.history else []
     messages += [turns for turns, _ in islice(user_turns(request.history), _MAX_TURNS - 1)]
     for message in messages:
@@ -436,13 +153,13 @@ def _messages(request: Request) -> Iterable[str]:
 
 
 def _classify(messages: Iterable[str], sources: Sources) -> dict[str, str]:
-    """Map each message that is similar to one of the `_EXAMPLES` to its kind; other messages are left out."""
+    """Map each message that is similar to one of the `EXAMPLES` to its kind; other messages are left out."""
     distinct = sorted(set(messages))
     if not distinct:
         return {}
     encoder = require_states(sources.proxy(ENCODER))
-    kinds = [kind for kind, examples in _EXAMPLES.items() for _ in examples]
-    texts = [example for examples in _EXAMPLES.values() for example in examples]
+    kinds = [kind for kind, examples in EXAMPLES.items() for _ in examples]
+    texts = [example for examples in EXAMPLES.values() for example in examples]
     # The examples are read once per engine.
     known = Context([], sources).memory(
         resolve_turns, lambda: to_directions(read_text_states(texts, encoder))

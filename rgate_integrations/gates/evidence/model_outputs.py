@@ -14,13 +14,13 @@ from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.closings import shorten_turn
 from rgate_integrations.runtime.quotations import split_quotation
 from rgate_integrations.runtime.segments import (
     Segmented,
     count_words,
     layout,
     outside_code,
-    shorten_turn,
     split_joined,
     user_turns,
 )
