@@ -464,3 +464,27 @@ def test_a_tools_result_behind_a_summary_of_the_question_hides_nothing():
     middleware = [summarize, RetrievalGateMiddleware(Judge(), tools=[search_docs])]
     ask(create_agent(model, [search_docs, read_ticket], middleware=middleware), "known?")
     assert model.shown == [["read_ticket"], ["search_docs", "read_ticket"]]
+
+
+@each(INVOKES)
+@pytest.mark.parametrize("missing", ["nonexistent", "search_web"])
+def test_a_call_to_a_tool_that_the_agent_lacks_is_no_reply(call, missing):
+    """Regression: after the error, the search was no longer hidden."""
+    model = Scripted(script=[[missing], ["search_docs"], ["add"], ["search_docs"]])
+    searched.clear()
+    found = call(agent_of(model), {"messages": [HumanMessage("known?")]})
+    replies = [message.text for message in found["messages"] if message.type == "tool"]
+    assert replies[1:] == [SEARCH_NOT_NEEDED, "3", "found"], "what another tool says still counts"
+    assert f"{missing} is not a valid tool" in replies[0]
+    assert (model.shown[:3], searched) == ([["add"]] * 3, ["q"])
+
+
+def test_the_fixed_reply_is_recognised_as_content_blocks():
+    """Regression: LLMs' adapters and stores write a text as a list of blocks, which counted as a tool's reply."""
+    call_id, block = "1", {"type": "text", "text": SEARCH_NOT_NEEDED}
+    asked = AIMessage("", tool_calls=[ToolCall(name="search_docs", args={"query": "q"}, id=call_id)])
+    model = Scripted(script=[["search_docs"]])
+    replied = ToolMessage([block], tool_call_id=call_id, name="search_docs")
+    found = ask(agent_of(model), "known?", asked, replied)
+    assert found["messages"][-2].text == SEARCH_NOT_NEEDED
+    assert model.shown == [["add"]] * 2

@@ -3,7 +3,9 @@
 import copy
 import json
 import pickle
+import re
 
+import numpy as np
 import pytest
 from llama_index.core.agent.workflow import (
     AgentWorkflow,
@@ -19,7 +21,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import TEXT, Reader
-from tests.llama_index_parts import Shelf, both_ways, over
+from tests.llama_index_parts import Shelf, both_ways, decisions_in, hearing, over
 
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
 pytest.importorskip("fastapi", reason="the server that the agents ask comes with the serve extra")
@@ -165,15 +167,19 @@ def test_what_cannot_be_guarded_is_refused(gate, tool, why):
 @pytest.mark.parametrize(
     ("arguments", "name", "judged"),
     [
-        ({"query": "a thing", "k": 3}, None, ["a thing"]),
-        ({"city": "Oulu", "question": "a thing"}, None, ["a thing, for our city Oulu"]),
+        ({"query": "a thing", "k": 3, "alpha": 0.5}, None, ["a thing", "Tell me about k 3."]),
+        ({"city": "Oulu", "question": "a thing"}, None, ["a thing", "Tell me about city Oulu."]),
         ({"input": "a thing", "query": ""}, None, ["a thing"]),
         ({"input": "a thing", "query": "a thing"}, None, ["a thing"]),
         ({"query": "a thing", "files": [], "where": {}, "deep": True, "customer": None}, None, ["a thing"]),
-        ({"query": "a thing", "files": ["a.pdf"]}, None, ["a thing, for our files ['a.pdf']"]),
-        ({"topic": "a thing", "where": {"id": 5}}, None, ["a thing, for our where {'id': 5}"]),
-        ({"query": "so", "name": "A", "file_name": "b"}, None, ["so, for our name A, for our file name b"]),
-        ({"city": "Oulu", "k": 3}, None, ["Oulu"]),
+        ({"query": "a thing", "files": ["a.pdf", None]}, None, ["a thing", "Tell me about files a.pdf."]),
+        ({"topic": "so", "where": {"a": [{"id": 5}]}}, None, ["so", "Tell me about id 5."]),
+        (
+            {"query": "so", "name": "A", "file_name": ("b", 0)},
+            None,
+            ["so", "Tell me about name A.", "Tell me about file name b."],
+        ),
+        ({"city": "Oulu", "k": 3}, None, ["Oulu", "Tell me about k 3."]),
         ({"city": "Oulu", "query": "a thing"}, "city", ["Oulu"]),
         ({"city": "Oulu", "country": "Finland"}, None, []),
         ({"query": "a thing"}, "city", []),
@@ -198,7 +204,7 @@ def test_a_positional_argument_is_found_by_its_name(gate, name):
         raise AssertionError("the question is known")
 
     assert GatedTool(search, gate, question=name).call("a thing", 5).content == ANSWER_YOURSELF
-    assert gate.questions == ["a thing"]
+    assert gate.questions == ["a thing", "Tell me about k 5."][: 1 if name else 2]
 
 
 def test_a_misspelt_argument_is_named(gate):
@@ -228,30 +234,104 @@ def contracts(query: str, customer: str = "any", language: str = "en") -> str:
 @pytest.mark.parametrize(
     ("given", "options", "judged", "found"),
     [
-        ({"customer": "unknown GmbH"}, {}, "a thing, for our customer unknown GmbH", True),
-        ({"customer": "any", "language": "en"}, {}, "a thing", False),  # the defaults
-        ({"language": "de"}, {}, "a thing, for our language de", False),
-        ({"customer": "unknown GmbH"}, {"question": "query"}, "a thing", False),
+        ({"customer": "unknown GmbH"}, {}, ["Tell me about customer unknown GmbH."], True),
+        ({"customer": "any", "language": "en"}, {}, [], False),  # the defaults
+        ({"language": "de"}, {}, ["Tell me about language de."], False),
+        ({"customer": "RAISE"}, {}, ["Tell me about customer RAISE."], True),
+        ({"customer": "unknown GmbH"}, {"question": "query"}, [], False),
     ],
-    ids=["a customer", "defaults", "a harmless one", "a named question"],
+    ids=["a customer", "defaults", "a harmless one", "a failure", "a named question"],
 )
 def test_another_argument_may_ask_for_what_the_llm_does_not_know(gate, call, given, options, judged, found):
     """Regression: "What is a penalty clause?", for the customer Weber GmbH, did not reach the tool."""
     output = call(GatedTool(contracts, gate, **options), "call", query="a thing", **given)
-    assert gate.questions == [judged]
+    assert gate.questions == ["a thing", *judged]
     assert output.content == ("found a thing" if found else ANSWER_YOURSELF)
     positional = call(GatedTool(contracts, gate, **options), "call", "a thing", *given.values())
     if "customer" in given:
-        assert (positional.content, gate.questions) == (output.content, [judged] * 2)
+        assert (positional.content, gate.questions) == (output.content, ["a thing", *judged] * 2)
 
 
-@pytest.mark.parametrize("harmless", [{}, {"language": "de"}, {"format": "short"}, {"country": "France"}])
+class Unprintable:
+    """An application's object without ``repr`` and truth value."""
+
+    def __repr__(self):
+        raise RuntimeError
+
+    __bool__ = __hash__ = __repr__
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (np.ones(2), False),
+        ([np.ones(2)], False),
+        ({"v": np.ones(2)}, False),
+        ({"v": Unprintable()}, False),
+        (Unprintable(), False),
+        ({Unprintable.__new__: "unknown"}, True),
+        (["known"] * 16, False),
+        (["known"] * 17, True),
+        ({"v": 1}, False),  # the default
+        ({"v": 1, "w": ["unknown"]}, True),
+    ],
+    ids=range(10),
+)
+def test_an_argument_may_be_any_object(gate, call, value, found):
+    """Regression: arrays, and objects without ``repr`` or truth value, ended the call with their own errors."""
+
+    def search(query: str, options={"v": 1}):  # noqa: B006  as LlamaIndex's schema has it
+        return "found"
+
+    output = call(GatedTool(search, gate), "call", query="a thing", options=value)
+    assert output.content == ("found" if found else ANSWER_YOURSELF)
+
+
+def test_an_argument_that_holds_itself_is_a_failure_of_the_gate(gate):
+    value = []
+    value.append(value)
+    with hearing() as events:
+        output = GatedTool(contracts, gate).call(query="a thing", customer=value)
+    assert output.content == "found a thing"
+    assert [decision.error.type for decision in decisions_in(events)] == ["RecursionError"]
+
+
+PENALTY = "What is a penalty clause?"
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("name", "rules", "found"),
+    [
+        ("constant:never", {"always": re.compile(r"clause\?$")}, True),
+        ("constant:never", {"always": lambda question: question == PENALTY}, True),
+        ("constant:never", {"always": re.compile("Tell|Weber")}, False),
+        ("default", {"never": re.compile(r"^What is a penalty clause\?$")}, False),
+        ("default", {"never": re.compile("Tell|Weber")}, True),
+    ],
+    ids=["always", "a function", "always, elsewhere", "never", "never, elsewhere"],
+)
+def test_rules_judge_the_question_alone(call, name, rules, found):
+    """Regression: a rule for the end of a question saw the other arguments behind it, and did not match."""
+    guarded = GatedTool(contracts, load_gate(name, **rules))
+    with hearing() as events:
+        output = call(guarded, "call", query=PENALTY, customer="Weber GmbH")
+    assert output.content == (f"found {PENALTY}" if found else ANSWER_YOURSELF)
+    (decision,) = decisions_in(events)
+    assert (decision.question, decision.retrieve) == (PENALTY, found)
+
+
+@pytest.mark.parametrize(
+    "harmless", [{}, {"language": "de"}, {"format": "short"}, {"country": "France"}, {"order": "ascending"}]
+)
 def test_the_default_gate_reads_the_other_arguments(harmless):
-    def search(query: str, customer="", language="en", format="", country="") -> str:
+    def search(query: str, customer="", language="en", format="", country="", order="") -> str:
         return "found"
 
     tool = GatedTool(search, load_gate(llm_name="gpt-4o"))
     assert tool.call(query="What is the capital of France?", **harmless).content == ANSWER_YOURSELF
     for question in ("What is a penalty clause?", "Was ist die Mehrwertsteuer?"):
         assert tool.call(query=question).content == ANSWER_YOURSELF
-        assert tool.call(query=question, customer="Weber GmbH", **harmless).content == "found"
+        for customer in ("Weber GmbH", 48213, ["Norholt"]):
+            assert tool.call(query=question, customer=customer, **harmless).content == "found"

@@ -157,8 +157,10 @@ def test_a_decision_that_also_read_other_arguments_reaches_an_engine(gate, call)
         output = call(GatedTool(search, gate), "call", query="a thing", customer="unknown GmbH")
     assert output.content != ANSWER_YOURSELF
     assert shelf.queries == ["a thing"]
-    judged = "a thing, for our customer unknown GmbH"
-    assert (gate.calls, [decision.question for decision in decisions_in(events)]) == ([[judged]], [judged])
+    assert gate.calls == [["a thing"], ["Tell me about customer unknown GmbH."]]
+    (decision,) = decisions_in(events)
+    assert (decision.question, decision.retrieve) == ("a thing", True)
+    assert "argument “customer”" in decision.reason
 
 
 @both_ways

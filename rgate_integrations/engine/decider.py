@@ -115,6 +115,10 @@ class Decider(ABC):
             )
         return self
 
+    def without_rules(self) -> Self:
+        """Return a copy without rules, or itself if it has none."""
+        return self
+
     def decide(self, question: str | Request, **fields: Unpack[RequestFields]) -> Decision:
         """Return the decision for one question.
 

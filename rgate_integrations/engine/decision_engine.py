@@ -188,6 +188,10 @@ class DecisionEngine(Decider):
             return self
         return self.with_options(always=merged.always, never=merged.never)
 
+    def without_rules(self) -> Self:
+        """Return a copy without rules; see `Decider.without_rules`."""
+        return self if self.rules == Rules() else self.with_options(always=(), never=())
+
     def decides_like(self, other: Decider) -> bool:
         """Return whether another engine has equal options, and a gate with equal parameters.
 

@@ -97,6 +97,7 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
         self.gate = as_gate_runnable(gate)
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unchecked = frozenset(tool for tool in tools if isinstance(tool, str))
+        self._agent_tools: set[str] = set()  # names of all tools that the agent has had so far
 
     @property
     def name(self) -> str:
@@ -155,6 +156,7 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
             UnknownNameError: The agent lacks a tool that is named in ``tools``.
         """
         names: set[str] = set().union(*map(_names, request.tools))
+        self._agent_tools |= names
         # Each name is checked only once, since another middleware may remove a tool later.
         self._unchecked -= names
         if self._unchecked:
@@ -182,11 +184,17 @@ class RetrievalGateMiddleware(AgentMiddleware[Any, Any, Any]):
             return False
         question, later = _last_turn(state["messages"])
         # What tools have said since, the gate has not judged, and it may be what the user wants.
-        replies = [message.content for message in later if isinstance(message, ToolMessage)]
-        if any(reply != SEARCH_NOT_NEEDED for reply in replies):
+        if any(isinstance(message, ToolMessage) and self._is_reply(message) for message in later):
             return False
         # Another middleware may have added a message of the user, or an application may have edited the question.
         return question is None or question == (state.get("retrieval_questions") or {}).get(self.name)
+
+    def _is_reply(self, message: ToolMessage) -> bool:
+        """Return whether a tool's message may be what the user wants, unlike ours, or an error for a missing tool."""
+        # Other errors count, because a person's reason to reject a call is one.
+        is_missing = message.status == "error" and message.name not in self._agent_tools
+        # Before the first call of the model, as after a restart, the tools are not known.
+        return message.text != SEARCH_NOT_NEEDED and not (is_missing and self._agent_tools)
 
 
 def _last_turn(messages: Sequence[Any]) -> tuple[str | None, Sequence[Any]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import BaseTool, FunctionTool, ToolOutput
 from llama_index.core.tools.types import adapt_to_async_tool
 
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Override, Request
+from rgate_integrations.engine.decider import Failed
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError, unknown_name
 from rgate_integrations.llama_index.decider import QueryDecider, check_part
@@ -19,6 +21,10 @@ from rgate_integrations.runtime.flow import Call, Flow, arun, run
 ANSWER_YOURSELF = "You know this. Answer from what you know, without calling this tool again."
 QUESTION_KEYS = ("input", "question", "query")
 _FUNCTIONS = ("_fn", "_async_fn", "_real_fn")
+# Asks the gate whether the LLM knows what an argument is about. Of 124 private ones (a customer, a file), all
+# retrieve, and of 128 harmless ones (a language, an order), 40. With "Describe", these are 121 and 16.
+_ASK_ABOUT = "Tell me about {} {}."
+_MAX_DETAILS = 16
 
 
 class GatedTool(FunctionTool):
@@ -26,8 +32,9 @@ class GatedTool(FunctionTool):
 
     A call with a known question does not reach the tool: the call's output asks the agent to answer from its
     own knowledge, and its ``raw_output`` is the decision. The gate judges the question that the agent writes
-    for the tool, which is already independent of earlier turns, with the other texts, lists and mappings among the
-    arguments that are neither empty nor the default: "What is a penalty clause?" may be asked about one customer.
+    for the tool, which is already independent of earlier turns. If that skips, and no rule says so, the gate without
+    its rules also judges what the other arguments are about, since "What is a penalty clause?" may be asked about one
+    customer: their texts and whole numbers, also in lists and mappings, that are neither empty nor the default.
     A call without a question reaches the tool.
 
     Args:
@@ -74,6 +81,7 @@ class GatedTool(FunctionTool):
         if question is not None and parameters and question not in parameters:  # the tool would always run
             raise unknown_name(f"parameter of the tool {self.tool.metadata.name!r}", question, parameters)
         self.decider = QueryDecider(gate)
+        self._without_rules = self.decider.gate.without_rules()
         self.question = question
         self.known_message = known_message
         super().__init__(fn=self.call, async_fn=self.acall, metadata=self.tool.metadata)
@@ -100,9 +108,10 @@ class GatedTool(FunctionTool):
     def _call(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Flow[ToolOutput]:
         named = {**dict(zip(self._defaults, args, strict=False)), **arguments}
         question = _question(named, self.question) or ""
+        bundle = QueryBundle(question)
         decision: Decision | None = None
         if question:
-            decision = yield from self.decider.decide(QueryBundle(question + self._details(named, question)))
+            decision = yield from self._decide(bundle, named)
         if decision is not None and not decision.retrieve:
             inputs = {name: value for name, value in arguments.items() if name != self.ctx_param_name}
             return ToolOutput(
@@ -112,21 +121,47 @@ class GatedTool(FunctionTool):
                 raw_output=decision,
             )
         # Without a question, no decision was made.
-        with nullcontext() if decision is None else self.decider.bind(decision, QueryBundle(question)):
+        with nullcontext() if decision is None else self.decider.bind(decision, bundle):
             output: ToolOutput = yield Call(self.tool.call, self.tool.acall, *args, **arguments)
         return output
 
-    def _details(self, arguments: Mapping[str, Any], question: str) -> str:
-        """Return a call's other arguments in words to add to the question; empty if the user named the question."""
-        if self.question is not None:
-            return ""
-        details = []
-        for name, value in arguments.items():
-            ignored = (question, self._defaults.get(name))
-            if value and isinstance(value, str | list | dict) and value not in ignored:
-                # "our" makes the gate retrieve for a customer or a project, but seldom for a language.
-                details.append(f", for our {name.replace('_', ' ')} {value}")
-        return "".join(details)
+    def _decide(self, bundle: QueryBundle, arguments: Mapping[str, Any]) -> Flow[Decision]:
+        """Return the decision about the question and, if it skips, about the other arguments."""
+        decision = yield from self.decider.judge(bundle)
+        # A rule that skips settles it; what no corpus covers has an outcome, too.
+        is_settled = decision.override is not None and decision.outcome is None
+        if self.question is None and not decision.retrieve and not is_settled:
+            decision = yield from self._judge_details(decision, bundle.query_str, arguments)
+        if decision is not self.decider.reusable(bundle):  # otherwise it has been emitted
+            self.decider.emit(decision)
+        return decision
+
+    def _judge_details(
+        self, decision: Decision, question: str, arguments: Mapping[str, Any]
+    ) -> Flow[Decision]:
+        """Return the decision, changed to retrieve if an argument is about something that the LLM may not know."""
+        try:
+            details = list(islice(_details(arguments, self._defaults, question), _MAX_DETAILS + 1))
+        except Exception as error:  # an argument may be any object
+            return (yield from self._without_rules.flow([Failed(error, question)]))[0]
+        items = [Request(_ASK_ABOUT.format(*detail)) for detail in details[:_MAX_DETAILS]]
+        if not items:
+            return decision
+        judged = yield from self._without_rules.flow(items)
+        cost = sum((other.cost for other in judged), decision.cost)
+        reason = ""
+        if len(details) > len(items):
+            reason = f"The other arguments have more than {_MAX_DETAILS} values."
+        for (name, _), other in zip(details, judged, strict=False):
+            if other.error is not None:
+                return other.model_copy(update={"question": decision.question, "cost": cost})
+            if other.retrieve:
+                reason = f"The argument “{name}” seems to be about something that the LLM does not know."
+        if not reason:
+            return decision.model_copy(update={"cost": cost})
+        override = Override(retrieve=True, reason=reason)
+        reason = f"{reason} {decision.reason}".strip()
+        return decision.with_retrieve(True, outcome=None, override=override, reason=reason, cost=cost)
 
 
 def _question(arguments: Mapping[str, Any], name: str | None) -> str | None:
@@ -138,3 +173,27 @@ def _question(arguments: Mapping[str, Any], name: str | None) -> str | None:
         return None
     texts = [value for value in arguments.values() if isinstance(value, str)]
     return texts[0] if len(texts) == 1 else None
+
+
+def _details(
+    arguments: Mapping[str, Any], defaults: Mapping[str, Any], question: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the texts and whole numbers in a call's arguments with their names, without question and defaults."""
+    for name, value in arguments.items():
+        usual = set(_named_values(name, defaults.get(name)))
+        for detail in _named_values(name, value):
+            if detail not in usual and detail[1] != question:
+                yield detail
+
+
+def _named_values(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the texts and whole numbers in a value; in a mapping, the key is the name."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _named_values(str(key), inner)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            yield from _named_values(name, inner)
+    # Any other object says nothing, and neither do 0, True and measures such as 0.5.
+    elif isinstance(value, str | int) and not isinstance(value, bool) and value and str(value).strip():
+        yield name.replace("_", " "), str(value)
