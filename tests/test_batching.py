@@ -1,11 +1,13 @@
 """Concurrent callers share batches, none of them ever hangs, and each has a decision when its time is up."""
 
 import asyncio
+import functools
 import math
 import pickle
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures._base import _Waiter
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -138,6 +140,51 @@ def test_a_result_that_cannot_be_handed_over_leaves_no_other_caller_waiting(monk
     first, second = batcher.submit([1, 2])
     assert [first.result(PATIENCE), second.result(PATIENCE)] == [1, 2]
     assert batcher.submit([3])[0].result(PATIENCE) == 3
+
+
+class Forgetful:
+    """A method that raises a `MemoryError` in its first calls."""
+
+    def __init__(self, owner, name, times):
+        self.method, self.times = getattr(owner, name), times
+
+    def __get__(self, instance, owner):
+        return functools.partial(self, instance)
+
+    def __call__(self, *arguments, **options):
+        if self.times:
+            self.times -= 1
+            raise MemoryError
+        return self.method(*arguments, **options)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("method", ["add_result", "set_result"])
+def test_a_caller_that_cannot_be_woken_looks_for_its_results(monkeypatch, method, times):
+    """Regression: without memory for a moment, the caller waited forever."""
+    monkeypatch.setattr(batching, "_MAX_SLEEP", SHORT)
+    owner = Future if method == "set_result" else _Waiter
+    go = threading.Event()
+    futures = Batcher(lambda items: [item for item in items if go.wait(PATIENCE)]).submit([1, 2, 3])
+    monkeypatch.setattr(owner, method, Forgetful(owner, method, times))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(batching.wait_results, futures, None)
+        while not all(future._waiters for future in futures):  # it waits
+            pass
+        go.set()
+        assert waiting.result(PATIENCE) == [1, 2, 3]
+
+
+async def test_an_event_loop_that_cannot_be_woken_looks_for_its_results(monkeypatch):
+    """Regression: without memory for a moment, the task waited forever."""
+    monkeypatch.setattr(batching, "_MAX_SLEEP", SHORT)
+    loop, go = asyncio.get_running_loop(), threading.Event()
+    futures = Batcher(lambda items: [item for item in items if go.wait(PATIENCE)]).submit([1, 2, 3])
+    waiting = asyncio.create_task(batching.await_results(futures, None))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", Forgetful(loop, "call_soon_threadsafe", 2))
+    go.set()
+    assert await asyncio.wait_for(waiting, PATIENCE) == [1, 2, 3]
 
 
 def test_texts_of_a_thread_that_dies_are_read_by_its_caller(monkeypatch):

@@ -81,7 +81,16 @@ class Client:
         raise RuntimeError
 
 
+class Person:
+    """An application's object that only ``str`` gives a name."""
+
+    def __str__(self):
+        return TURN
+
+
 METADATA = {"note": TURN, "client": Client(), "more": [PASSAGE]}
+LOOP = [TURN]
+LOOP.append(LOOP)
 
 
 class QuotingGate:
@@ -100,6 +109,10 @@ def fail(*arguments):
 
 class QuotingProxy(ScriptedProxy):
     _called = fail
+
+
+def fail_on_turn():
+    raise quote(TURN)
 
 
 def fail_on_question(options):
@@ -154,6 +167,27 @@ FAILURES = {
 def test_what_fails_is_logged_without_what_it_quotes(ask, logged, lines):
     ask()
     assert logged in lines()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"notes": [TURN, Client()]},
+        {"user": {"note": TURN, "client": Client()}},
+        {"user": {"a": ({"note": TURN},), "b": {"client": Client()}}},
+        {"person": Person()},
+        {"people": {"first": [Person()]}},
+        {TURN: Client()},
+        {"loop": LOOP},
+    ],
+    ids=range(7),
+)
+def test_metadata_beside_what_cannot_be_printed_is_not_logged(metadata, lines):
+    """Regression: one object without ``repr`` hid all the texts beside it in the same value."""
+    gate = QuotingGate()
+    gate.decide_batch = lambda requests: fail_on_turn()
+    RetrievalGate(gate).invoke("who?", {"metadata": metadata})
+    assert "QuotingError: status 400" in lines()
 
 
 def test_who_asked_may_read_what_was_quoted():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from itertools import islice
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -24,6 +26,8 @@ _Queued: TypeAlias = tuple[_Item, Future[_Result | Exception]]
 _MAX_WAIT = 0.003
 # Seconds without work after which the worker ends. A new one starts in far less time, so callers do not notice.
 MAX_IDLE = 1.0
+# Seconds after which a caller looks for its results even if nothing has woken it.
+_MAX_SLEEP = 5.0
 
 
 class Batcher(Generic[_Item, _Result]):
@@ -142,10 +146,9 @@ class Batcher(Generic[_Item, _Result]):
         if self._closed:
             return
         for (_, future), result in answers:
-            with contextlib.suppress(InvalidStateError, MemoryError):  # if the caller has cancelled it
-                try:
-                    future.set_result(result)
-                except MemoryError:  # there may be some again
+            while not future.done():
+                # The caller may cancel it now; and where there is no memory, there may be some again.
+                with contextlib.suppress(InvalidStateError, MemoryError):
                     future.set_result(result)
 
 
@@ -160,7 +163,8 @@ def wait_results(futures: Sequence[Future[_T | Exception]], timeout: float | Non
         timeout: Seconds to wait for all of them together; None waits forever.
     """
     try:
-        wait(futures, timeout)
+        for seconds in _waits(futures, timeout):
+            wait(futures, seconds)
         return [_get_outcome(future, timeout) for future in futures]
     finally:  # also after Ctrl-C
         for future in futures:
@@ -179,14 +183,23 @@ async def await_results(
     try:
         loop = _running_loop()
         waiting += [asyncio.wrap_future(future, loop=loop) for future in futures]
-        await asyncio.wait(waiting, timeout=timeout)
-        return [_get_outcome(future, timeout) for future in waiting]
+        for seconds in _waits(futures, timeout):
+            await asyncio.wait(waiting, timeout=seconds)
+        return [_get_outcome(future, timeout) for future in futures]
     finally:
         # Cancel both, because the event loop may end before it passes the cancellation on.
         for future in futures:
             future.cancel()
         for wrapped in waiting:
             cancel(wrapped)
+
+
+def _waits(futures: Sequence[Future[Any]], timeout: float | None) -> Iterator[float]:
+    """Yield for how long to wait next, in seconds, until the futures are done or time is up."""
+    # Not all at once, because a thread that has no memory to wake a caller would leave it waiting forever.
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while not all(future.done() for future in futures) and (left := end - time.monotonic()) > 0:
+        yield min(left, _MAX_SLEEP)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
@@ -199,7 +212,7 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         ) from error
 
 
-def _get_outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:
+def _get_outcome(future: Future[Any], timeout: float | None) -> Any:
     if future.done():
         return future.result()
     return DecisionTimeoutError(

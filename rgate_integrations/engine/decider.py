@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias, Unpack
@@ -246,10 +246,7 @@ class Decider(ABC):
         # Libraries quote their input in errors, and questions do not belong in a log.
         private: list[str] = []
         for request in requests:
-            private += [request.question, *request.history]
-            for item in request.metadata.items():
-                with suppress(Exception):  # an application's object may not be printable
-                    private.append(str(item))
+            private += [request.question, *request.history, *_list_texts(request.metadata)]
             if request.draft is not None:
                 private.append(request.draft.text)
         logger.warning(
@@ -260,6 +257,24 @@ class Decider(ABC):
             failures[0].type,
             redact(RGateError(failures[0].message, hint=failures[0].hint), *private),
         )
+
+
+def _list_texts(value: object) -> list[str]:
+    """Return what objects in nested mappings and collections say as text, as far as they can be printed."""
+    texts: list[str] = []
+    rest, seen = [value], dict[int, object]()  # the objects are kept, so that no other gets the same id
+    while rest:
+        value = rest.pop()
+        with suppress(Exception):  # an application's object may raise anything
+            if isinstance(value, Mapping | list | tuple | set | frozenset):
+                if id(value) not in seen:  # it may contain itself
+                    seen[id(value)] = value
+                    rest += [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+                continue
+        for write in (str, repr):
+            with suppress(Exception):
+                texts.append(write(value))
+    return texts
 
 
 def fallback_decision(
