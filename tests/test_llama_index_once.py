@@ -14,7 +14,7 @@ from llama_index.core.llms import LLMMetadata, MockLLM
 from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import QueryBundle
-from llama_index.core.tools import QueryEngineTool, RetrieverTool
+from llama_index.core.tools import FunctionTool, QueryEngineTool, RetrieverTool
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -153,8 +153,13 @@ def test_a_decision_that_also_read_other_arguments_reaches_an_engine(gate, call)
         """Search."""
         return str(engine.query(query))
 
+    async def asearch(query: str, customer: str) -> str:
+        return str(await engine.aquery(query))
+
+    # In the oldest LlamaIndex, a function that is called in a thread does not see the decision.
+    tool = FunctionTool.from_defaults(search, async_fn=asearch)
     with hearing() as events:
-        output = call(GatedTool(search, gate), "call", query="a thing", customer="unknown GmbH")
+        output = call(GatedTool(tool, gate), "call", query="a thing", customer="unknown GmbH")
     assert output.content != ANSWER_YOURSELF
     assert shelf.queries == ["a thing"]
     assert gate.calls == [["a thing"], ["Tell me about customer unknown GmbH."]]
