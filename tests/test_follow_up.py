@@ -56,6 +56,7 @@ def test_follow_ups(question):
         "Why does it rain?",
         "What language do they speak in Brazil?",
         "Do dogs know their owners?",
+        "Who is the head of IT?",
         "Why do people lie to their friends?",
         "What do cats eat and why do they purr?",
         "My car does not start, what can I do about it?",
@@ -165,3 +166,37 @@ def test_a_short_request_after_an_offer_is_also_searched_for_alone():
     texts = list_search_texts("parental leave", [f"user: {EARLIER}", f"assistant: 62 decibels. {OFFER}"])
     assert texts[0] == f"{OFFER}\nparental leave"
     assert texts[-1] == "parental leave"
+
+
+@pytest.mark.parametrize("last", ["62 decibels.", f"62 decibels. {OFFER}", "62 decibels. I can look it up."])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ok, list the sick leave rules",
+        "Yes, the opening hours in Leeds",
+        "Sure. parking permit",
+        "SIM card for new colleagues",
+        "Vale de comida para todos",
+        "IT hotline at the weekend",
+        "네, 주차권 신청 방법",
+    ],
+)
+def test_what_is_named_after_a_yes_is_also_searched_for_alone(message, last):
+    """Regression: it was searched for only together with the end of the assistant's turn, whatever that was."""
+    assert message in list_search_texts(message, [f"user: {EARLIER}", f"assistant: {last}"])
+
+
+@pytest.mark.parametrize(
+    "message", ["행사 일정", "예약 취소", "네트워크", "行程变更", "对账单", "Simbabwe", "IT desk"]
+)
+def test_a_word_that_only_begins_like_a_yes_accepts_no_statement(message):
+    """Regression: there were no borders between words in Chinese and Korean, and "IT" was a pronoun."""
+    history = [f"user: {EARLIER}", "assistant: I can look up the warranty."]
+    assert list_search_texts(message, history) == [f"{EARLIER}\n{message}"]
+
+
+@pytest.mark.parametrize(
+    "reply", ["好的，谢谢", "네, 부탁해요", "はいお願いします", "Да, пожалуйста!", "YES DO IT"]
+)
+def test_a_mere_yes_is_searched_for_with_the_offer_alone(reply):
+    assert list_search_texts(reply, [f"user: {EARLIER}", f"assistant: {OFFER}"]) == [f"{OFFER}\n{reply}"]

@@ -7,7 +7,7 @@ are given, a message that refers back retrieves, unless a gate that was trained 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rgate_integrations.decision import Request
 from rgate_integrations.runtime.closings import closing_sentences, question_before
@@ -59,13 +59,19 @@ _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # a quotation, a number, o
 # Remarks such as "Try again." or "Yes, go on." contain nothing to search for.
 _MAX_REMARK_WORDS = 3
 _MAX_REPLY_WORDS = 8  # a longer reply to the assistant's question says what it is about
-# A reply that begins like this names nothing itself. After "no", it may name something else.
-_ACCEPTS = re.compile(
-    r"\W*(?:(?:yes|yeah|yep|yup|sure|ok|okay|please do|go ahead|of course|ja|jawohl|gerne?|klar|graag|oui|ouais"
-    r"|d['’]accord|volontiers|s[íì]|claro|vale|certo|va bene|sim|да|конечно|давай\w*|tak|dobrze|ναι)\b"
-    r"|[好是对行]|はい|ええ|네|예)",
-    re.IGNORECASE,
+# A reply that begins like this may accept an offer; one of nothing else only accepts it.
+_YES = (
+    r"(?:(?:yes|yeah|yep|yup|sure|ok|okay|please do|go ahead|of course|ja|jawohl|gerne?|klar|graag|oui|ouais"
+    r"|d['’]accord|volontiers|s[íì]|claro|vale|certo|va bene|sim|да|конечно|давай\w*|tak|dobrze|ναι|ええ|네|예)\b"
+    r"|[好是对行](?:[的啊吧呀]|\b)|はい(?:(?=お)|\b))"
 )
+_POLITE = (
+    r"(?:(?:please|thanks|thank you|bitte|danke|sehr|merci|s['’]il (?:vous|te) pla[îi]t|por favor|gracias"
+    r"|per favore|grazie|obrigad[oa]|пожалуйста|спасибо|proszę|dziękuję|alsjeblieft|dank je|παρακαλώ)\b"
+    r"|[请谢麻烦你您]+|お願い\w*|ぜひ|부탁\w*|감사\w*)"
+)
+_MAY_ACCEPT = re.compile(rf"\W*{_YES}", re.IGNORECASE)
+_ACCEPTS = re.compile(rf"\W*{_YES}(?:\W*(?:{_YES}|{_POLITE}))*\W*", re.IGNORECASE)
 # An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
 _MAX_EARLIER_CHARACTERS = 400
 # A message may have 16 million characters: reading them all would take seconds.
@@ -83,9 +89,7 @@ def is_follow_up(question: str) -> bool:
     if len(question.strip()) > _MAX_CHARACTERS:
         return False
     text = drop_label(question).strip()
-    return bool(_AFTERTHOUGHT.search(text)) or any(
-        _is_unresolved(text, pronoun) for pronoun in _PRONOUN.finditer(text)
-    )
+    return bool(_AFTERTHOUGHT.search(text)) or any(_is_unresolved(text, each) for each in _pronouns(text))
 
 
 def missing_context(request: Request, *, reads_history: bool) -> str:
@@ -108,8 +112,9 @@ def list_search_texts(question: str, history: Sequence[str] = ()) -> list[str]:
     or an English follow-up (`is_follow_up`) is not searched for alone.
 
     A short reply to a question or offer of the assistant, such as "Yes, please" or "I would like that", is searched
-    for together with it; "yes" and the like may accept a statement, too ("I can also look it up."). If a reply of up
-    to three words may be a request, it is searched for alone, too; a longer one only as if nothing was offered.
+    for together with it; "yes" and the like may accept a statement, too ("I can also look it up."). A reply that
+    names something after the "yes", and any other of up to three words, is also searched for alone; a longer one
+    without a "yes" only as if nothing was offered.
 
     Earlier turns of up to three words, such as "Try again.", are skipped if there are longer ones. A very long
     earlier turn, such as a file that a coding client sends, is shortened to its questions, or else to its beginning;
@@ -128,14 +133,19 @@ def list_search_texts(question: str, history: Sequence[str] = ()) -> list[str]:
     texts = _after_last_turn(question, history)
     if is_question(question) or count_words(question) > _MAX_REPLY_WORDS:
         return texts
-    accepts = _ACCEPTS.match(question) is not None
-    refers = accepts or _PRONOUN.search(question) is not None
-    offer = question_before(history) or (" ".join(closing_sentences(history)) if accepts else "")
+    may_accept = _MAY_ACCEPT.match(question) is not None
+    is_answer = _ACCEPTS.fullmatch(question) is not None or any(_pronouns(question))
+    offer = question_before(history) or (" ".join(closing_sentences(history)) if may_accept else "")
     # Whoever names something after an offer may well want something else.
-    if not offer or (question in texts and not refers):
+    if not offer or (question in texts and not (is_answer or may_accept)):
         return texts
-    with_offer = _after_last_turn(f"{offer.strip('*_')}\n{question}", history)
-    return with_offer if refers or not question.strip() else [*with_offer, question]
+    with_offer = _after_last_turn(f"{offer.strip('*_')}\n{question}", history)[:1]
+    return with_offer if is_answer or not question.strip() else [*with_offer, question]
+
+
+def _pronouns(text: str) -> Iterator[re.Match[str]]:
+    """Yield the pronouns of a text; "IT" is one only among other capitals."""
+    return (found for found in _PRONOUN.finditer(text) if found.group() != "IT" or text.isupper())
 
 
 def _after_last_turn(question: str, history: Sequence[str]) -> list[str]:
