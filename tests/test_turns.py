@@ -224,6 +224,10 @@ def test_thanks_after_a_question_with_its_answer_or_a_mere_possibility_need_noth
         ("“I can also search the legal folder.”", "ok", True),
         ("I can trace the shipment in the portal. Just let me know!", "ok", True),
         ("Let me check the annex.", "fine", True),
+        ("I can also search the legal folder.", "alright", True),
+        ("I could read the old thread.", "sounds good", True),
+        ("También puedo revisar el anexo.", "bien", True),
+        ("Potrei cercare il numero del notaio.", "bene", True),
         ("I need your okay to read the thread.", "fine", True),
         ("The caretaker can also open the cellar.", "ok", False),
         ("You need your neighbour's consent to build a fence.", "ok", False),
@@ -231,6 +235,8 @@ def test_thanks_after_a_question_with_its_answer_or_a_mere_possibility_need_noth
         ("Next, we multiply both terms.", "fine", False),
         ("Sie können auch am Empfang fragen.", "alles klar", False),
         ("También puede preguntar en recepción.", "vale", False),
+        ("El anexo se firmó ayer.", "bien", False),
+        ("The contract was signed by both.", "sounds good", False),
     ],
 )
 def test_ok_accepts_an_offer_that_is_a_statement_and_nothing_else(end, message, retrieves):
