@@ -164,22 +164,38 @@ def test_what_cannot_be_guarded_is_refused(gate, tool, why):
         GatedTool(tool, gate)
 
 
+# Regressions: a key that is the value, and a float that is a whole number, were not judged.
+KEYS = [
+    "so",
+    "Tell me more about Eno in who.",
+    "Tell me more about 7 in who.",
+    "Tell me more about Li in by.",
+]
+FLOATS = ["so", "Tell me more about 4411 in id.", "Tell me more about -2 in x."]
+
+
 @pytest.mark.parametrize(
     ("arguments", "name", "judged"),
     [
-        ({"query": "a thing", "k": 3, "alpha": 0.5}, None, ["a thing", "Tell me about k 3."]),
-        ({"city": "Oulu", "question": "a thing"}, None, ["a thing", "Tell me about city Oulu."]),
+        ({"query": "a thing", "k": 3, "alpha": 0.5}, None, ["a thing", "Tell me more about 3 in k."]),
+        ({"city": "Oulu", "question": "a thing"}, None, ["a thing", "Tell me more about Oulu in city."]),
         ({"input": "a thing", "query": ""}, None, ["a thing"]),
         ({"input": "a thing", "query": "a thing"}, None, ["a thing"]),
         ({"query": "a thing", "files": [], "where": {}, "deep": True, "customer": None}, None, ["a thing"]),
-        ({"query": "a thing", "files": ["a.pdf", None]}, None, ["a thing", "Tell me about files a.pdf."]),
-        ({"topic": "so", "where": {"a": [{"id": 5}]}}, None, ["so", "Tell me about id 5."]),
+        (
+            {"query": "a thing", "files": ["a.pdf", None]},
+            None,
+            ["a thing", "Tell me more about a.pdf in files."],
+        ),
+        ({"topic": "so", "where": {"a": [{"id": 5}]}}, None, ["so", "Tell me more about 5 in id."]),
         (
             {"query": "so", "name": "A", "file_name": ("b", 0)},
             None,
-            ["so", "Tell me about name A.", "Tell me about file name b."],
+            ["so", "Tell me more about A in name.", "Tell me more about b in file name."],
         ),
-        ({"city": "Oulu", "k": 3}, None, ["Oulu", "Tell me about k 3."]),
+        ({"topic": "so", "who": {"Eno": True, "Ulf": False, 7: True, "Ida": None, "by": ["Li"]}}, None, KEYS),
+        ({"topic": "so", "id": 4411.0, "at": {"x": -2.0, "y": 0.0}, "z": float("inf")}, None, FLOATS),
+        ({"city": "Oulu", "k": 3}, None, ["Oulu", "Tell me more about 3 in k."]),
         ({"city": "Oulu", "query": "a thing"}, "city", ["Oulu"]),
         ({"city": "Oulu", "country": "Finland"}, None, []),
         ({"query": "a thing"}, "city", []),
@@ -204,7 +220,7 @@ def test_a_positional_argument_is_found_by_its_name(gate, name):
         raise AssertionError("the question is known")
 
     assert GatedTool(search, gate, question=name).call("a thing", 5).content == ANSWER_YOURSELF
-    assert gate.questions == ["a thing", "Tell me about k 5."][: 1 if name else 2]
+    assert gate.questions == ["a thing", "Tell me more about 5 in k."][: 1 if name else 2]
 
 
 def test_a_misspelt_argument_is_named(gate):
@@ -234,10 +250,10 @@ def contracts(query: str, customer: str = "any", language: str = "en") -> str:
 @pytest.mark.parametrize(
     ("given", "options", "judged", "found"),
     [
-        ({"customer": "unknown GmbH"}, {}, ["Tell me about customer unknown GmbH."], True),
+        ({"customer": "unknown GmbH"}, {}, ["Tell me more about unknown GmbH in customer."], True),
         ({"customer": "any", "language": "en"}, {}, [], False),  # the defaults
-        ({"language": "de"}, {}, ["Tell me about language de."], False),
-        ({"customer": "RAISE"}, {}, ["Tell me about customer RAISE."], True),
+        ({"language": "de"}, {}, ["Tell me more about de in language."], False),
+        ({"customer": "RAISE"}, {}, ["Tell me more about RAISE in customer."], True),
         ({"customer": "unknown GmbH"}, {"question": "query"}, [], False),
     ],
     ids=["a customer", "defaults", "a harmless one", "a failure", "a named question"],
@@ -333,5 +349,5 @@ def test_the_default_gate_reads_the_other_arguments(harmless):
     assert tool.call(query="What is the capital of France?", **harmless).content == ANSWER_YOURSELF
     for question in ("What is a penalty clause?", "Was ist die Mehrwertsteuer?"):
         assert tool.call(query=question).content == ANSWER_YOURSELF
-        for customer in ("Weber GmbH", 48213, ["Norholt"]):
+        for customer in ("Weber GmbH", 48213, 48213.0, ["Norholt"], {"name": "Okafor"}, {"Okafor": True}):
             assert tool.call(query=question, customer=customer, **harmless).content == "found"
