@@ -18,7 +18,7 @@ from llama_index.core.tools.types import BaseTool, ToolOutput
 from llama_index.core.workflow import Context
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ConfigurationError, UnknownNameError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, UnknownNameError
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import TEXT, Reader
 from tests.llama_index_parts import Shelf, both_ways, decisions_in, hearing, over
@@ -304,13 +304,43 @@ def test_an_argument_may_be_any_object(gate, call, value, found):
     assert output.content == ("found" if found else ANSWER_YOURSELF)
 
 
-def test_an_argument_that_holds_itself_is_a_failure_of_the_gate(gate):
+class Unreadable(str):
+    """An application's text that cannot be printed."""
+
+    __slots__ = ()
+
+    def __str__(self):
+        raise OSError("Weber GmbH")
+
+
+def holds_itself():
     value = []
     value.append(value)
+    return value
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("value", "why"), [(holds_itself(), "RecursionError"), (Unreadable("x"), "OSError")], ids=["loop", "text"]
+)
+def test_arguments_that_cannot_be_read_are_a_failure_of_the_gate(gate, call, value, why, caplog):
+    """Regression: nothing was logged, there was no hint, and ``on_error="raise"`` raised a bare RecursionError."""
     with hearing() as events:
-        output = GatedTool(contracts, gate).call(query="a thing", customer=value)
+        output = call(GatedTool(contracts, gate), "call", query="a thing", customer=value)
     assert output.content == "found a thing"
-    assert [decision.error.type for decision in decisions_in(events)] == ["RecursionError"]
+    (decision,) = decisions_in(events)
+    assert (decision.question, decision.error.type) == ("a thing", "EvidenceError")
+    assert f"'contracts' cannot be read: {why}" in decision.error.message
+    assert 'question="NAME"' in decision.error.hint
+    (record,) = caplog.records
+    assert decision.error.message in record.getMessage()
+    assert "Weber" not in record.getMessage() + decision.reason
+    caplog.clear()
+    strict = GatedTool(contracts, load_gate("constant:never", on_error="raise"))
+    with pytest.raises(EvidenceError, match=f"cannot be read: {why}") as caught:
+        call(strict, "call", query="a thing", customer=value)
+    assert type(caught.value.__cause__).__name__ == why
+    assert not caplog.records
 
 
 PENALTY = "What is a penalty clause?"

@@ -14,9 +14,10 @@ from llama_index.core.tools.types import adapt_to_async_tool
 from rgate_integrations.decision import Decision, Override, Request
 from rgate_integrations.engine.decider import Failed
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import ConfigurationError, unknown_name
+from rgate_integrations.errors import ConfigurationError, EvidenceError, unknown_name
 from rgate_integrations.llama_index.decider import QueryDecider, check_part
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
+from rgate_integrations.runtime.text import logger
 
 ANSWER_YOURSELF = "You know this. Answer from what you know, without calling this tool again."
 QUESTION_KEYS = ("input", "question", "query")
@@ -144,7 +145,7 @@ class GatedTool(FunctionTool):
         try:
             details = list(islice(_details(arguments, self._defaults, question), _MAX_DETAILS + 1))
         except Exception as error:  # an argument may be any object
-            return (yield from self._without_rules.flow([Failed(error, question)]))[0]
+            return (yield from self._fail(error, decision))
         items = [Request(text) for _, text in details[:_MAX_DETAILS]]
         if not items:
             return decision
@@ -163,6 +164,18 @@ class GatedTool(FunctionTool):
         override = Override(retrieve=True, reason=reason)
         reason = f"{reason} {decision.reason}".strip()
         return decision.with_retrieve(True, outcome=None, override=override, reason=reason, cost=cost)
+
+    def _fail(self, error: Exception, decision: Decision) -> Flow[Decision]:
+        """Return the decision about arguments that cannot be read; raise with the gate's ``on_error="raise"``."""
+        # Without the error's message, which may quote an argument.
+        failure = EvidenceError(
+            f"The arguments of the tool {self.metadata.name!r} cannot be read: {type(error).__name__}.",
+            hint='Pass texts, numbers, lists and mappings, or let question="NAME" say which argument to judge.',
+        )
+        failure.__cause__ = error
+        (failed,) = yield from self._without_rules.flow([Failed(failure, decision.question)])
+        logger.warning("The gate %r retrieves: %s", self._without_rules.name, failure)
+        return failed.model_copy(update={"cost": decision.cost})
 
 
 def _question(arguments: Mapping[str, Any], name: str | None) -> str | None:
