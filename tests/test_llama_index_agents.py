@@ -19,8 +19,10 @@ from llama_index.core.workflow import Context
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, UnknownNameError
+from rgate_integrations.llama_index import GatedRetriever
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import TEXT, Reader
+from tests.langchain_fakes import Judge
 from tests.llama_index_parts import Shelf, both_ways, decisions_in, hearing, over
 
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
@@ -341,6 +343,41 @@ def test_arguments_that_cannot_be_read_are_a_failure_of_the_gate(gate, call, val
         call(strict, "call", query="a thing", customer=value)
     assert type(caught.value.__cause__).__name__ == why
     assert not caplog.records
+
+
+class Librarian(Judge):
+    """A gate with corpora, of which the question is about one."""
+
+    corpora = ("law", "crm")
+
+    def decide_batch(self, requests):
+        decisions = super().decide_batch(requests)
+        return [decision.model_copy(update={"corpora": ("law",)}) for decision in decisions]
+
+
+@both_ways
+def test_another_argument_may_be_about_another_corpus(call):
+    """Regression: the retriever inside searched only the corpora chosen for the question."""
+    gate = Librarian()
+    law, crm = Shelf("A clause."), Shelf("A customer.")
+    inner = GatedRetriever({"law": law, "crm": crm}, gate)
+
+    def search(query: str, where: dict) -> str:
+        """Search."""
+        return "; ".join(node.text for node in inner.retrieve(query))
+
+    async def asearch(query: str, where: dict) -> str:
+        """Search."""
+        return "; ".join(node.text for node in await inner.aretrieve(query))
+
+    tool = GatedTool(FunctionTool.from_defaults(search, async_fn=asearch), gate)
+    with hearing() as events:
+        output = call(tool, "call", query="a thing", where={"name": "unknown GmbH"})
+    assert (law.queries, crm.queries) == (["a thing"], ["a thing"])
+    assert "A customer." in output.content
+    (decision,) = decisions_in(events)
+    assert (decision.corpus, decision.corpora) == (None, ())
+    assert decision.reason.startswith("The argument “where” seems")  # regression: “name”
 
 
 PENALTY = "What is a penalty clause?"

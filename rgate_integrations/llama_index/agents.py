@@ -37,7 +37,8 @@ class GatedTool(FunctionTool):
     for the tool, which is already independent of earlier turns. If that skips, and no rule says so, the gate without
     its rules also judges what the other arguments are about, since "What is a penalty clause?" may be asked about one
     customer: their texts and whole numbers, also in lists and mappings, that are neither empty nor the default, and
-    keys as in ``{"Hansen": True}``. A call without a question reaches the tool.
+    keys as in ``{"Hansen": True}``. If one retrieves, so does the call, from all corpora. A call without a question
+    reaches the tool.
 
     Args:
         tool: The guarded tool, or a function that LlamaIndex can turn into one.
@@ -163,7 +164,10 @@ class GatedTool(FunctionTool):
             return decision.model_copy(update={"cost": cost})
         override = Override(retrieve=True, reason=reason)
         reason = f"{reason} {decision.reason}".strip()
-        return decision.with_retrieve(True, outcome=None, override=override, reason=reason, cost=cost)
+        # The decision's corpora are near to the question; what the argument is about may be in another.
+        return decision.with_retrieve(
+            True, outcome=None, override=override, reason=reason, cost=cost, corpora=(), corpus=None
+        )
 
     def _fail(self, error: Exception, decision: Decision) -> Flow[Decision]:
         """Return the decision about arguments that cannot be read; raise with the gate's ``on_error="raise"``."""
