@@ -18,9 +18,11 @@ from llama_index.core.tools.types import BaseTool, ToolOutput
 from llama_index.core.workflow import Context
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ConfigurationError, UnknownNameError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, UnknownNameError
+from rgate_integrations.llama_index import GatedRetriever
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import TEXT, Reader
+from tests.langchain_fakes import Judge
 from tests.llama_index_parts import Shelf, both_ways, decisions_in, hearing, over
 
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
@@ -164,22 +166,38 @@ def test_what_cannot_be_guarded_is_refused(gate, tool, why):
         GatedTool(tool, gate)
 
 
+# Regressions: a key that is the value, and a float that is a whole number, were not judged.
+KEYS = [
+    "so",
+    "Tell me more about Eno in who.",
+    "Tell me more about 7 in who.",
+    "Tell me more about Li in by.",
+]
+FLOATS = ["so", "Tell me more about 4411 in id.", "Tell me more about -2 in x."]
+
+
 @pytest.mark.parametrize(
     ("arguments", "name", "judged"),
     [
-        ({"query": "a thing", "k": 3, "alpha": 0.5}, None, ["a thing", "Tell me about k 3."]),
-        ({"city": "Oulu", "question": "a thing"}, None, ["a thing", "Tell me about city Oulu."]),
+        ({"query": "a thing", "k": 3, "alpha": 0.5}, None, ["a thing", "Tell me more about 3 in k."]),
+        ({"city": "Oulu", "question": "a thing"}, None, ["a thing", "Tell me more about Oulu in city."]),
         ({"input": "a thing", "query": ""}, None, ["a thing"]),
         ({"input": "a thing", "query": "a thing"}, None, ["a thing"]),
         ({"query": "a thing", "files": [], "where": {}, "deep": True, "customer": None}, None, ["a thing"]),
-        ({"query": "a thing", "files": ["a.pdf", None]}, None, ["a thing", "Tell me about files a.pdf."]),
-        ({"topic": "so", "where": {"a": [{"id": 5}]}}, None, ["so", "Tell me about id 5."]),
+        (
+            {"query": "a thing", "files": ["a.pdf", None]},
+            None,
+            ["a thing", "Tell me more about a.pdf in files."],
+        ),
+        ({"topic": "so", "where": {"a": [{"id": 5}]}}, None, ["so", "Tell me more about 5 in id."]),
         (
             {"query": "so", "name": "A", "file_name": ("b", 0)},
             None,
-            ["so", "Tell me about name A.", "Tell me about file name b."],
+            ["so", "Tell me more about A in name.", "Tell me more about b in file name."],
         ),
-        ({"city": "Oulu", "k": 3}, None, ["Oulu", "Tell me about k 3."]),
+        ({"topic": "so", "who": {"Eno": True, "Ulf": False, 7: True, "Ida": None, "by": ["Li"]}}, None, KEYS),
+        ({"topic": "so", "id": 4411.0, "at": {"x": -2.0, "y": 0.0}, "z": float("inf")}, None, FLOATS),
+        ({"city": "Oulu", "k": 3}, None, ["Oulu", "Tell me more about 3 in k."]),
         ({"city": "Oulu", "query": "a thing"}, "city", ["Oulu"]),
         ({"city": "Oulu", "country": "Finland"}, None, []),
         ({"query": "a thing"}, "city", []),
@@ -204,7 +222,7 @@ def test_a_positional_argument_is_found_by_its_name(gate, name):
         raise AssertionError("the question is known")
 
     assert GatedTool(search, gate, question=name).call("a thing", 5).content == ANSWER_YOURSELF
-    assert gate.questions == ["a thing", "Tell me about k 5."][: 1 if name else 2]
+    assert gate.questions == ["a thing", "Tell me more about 5 in k."][: 1 if name else 2]
 
 
 def test_a_misspelt_argument_is_named(gate):
@@ -234,10 +252,10 @@ def contracts(query: str, customer: str = "any", language: str = "en") -> str:
 @pytest.mark.parametrize(
     ("given", "options", "judged", "found"),
     [
-        ({"customer": "unknown GmbH"}, {}, ["Tell me about customer unknown GmbH."], True),
+        ({"customer": "unknown GmbH"}, {}, ["Tell me more about unknown GmbH in customer."], True),
         ({"customer": "any", "language": "en"}, {}, [], False),  # the defaults
-        ({"language": "de"}, {}, ["Tell me about language de."], False),
-        ({"customer": "RAISE"}, {}, ["Tell me about customer RAISE."], True),
+        ({"language": "de"}, {}, ["Tell me more about de in language."], False),
+        ({"customer": "RAISE"}, {}, ["Tell me more about RAISE in customer."], True),
         ({"customer": "unknown GmbH"}, {"question": "query"}, [], False),
     ],
     ids=["a customer", "defaults", "a harmless one", "a failure", "a named question"],
@@ -288,13 +306,78 @@ def test_an_argument_may_be_any_object(gate, call, value, found):
     assert output.content == ("found" if found else ANSWER_YOURSELF)
 
 
-def test_an_argument_that_holds_itself_is_a_failure_of_the_gate(gate):
+class Unreadable(str):
+    """An application's text that cannot be printed."""
+
+    __slots__ = ()
+
+    def __str__(self):
+        raise OSError("Weber GmbH")
+
+
+def holds_itself():
     value = []
     value.append(value)
+    return value
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("value", "why"), [(holds_itself(), "RecursionError"), (Unreadable("x"), "OSError")], ids=["loop", "text"]
+)
+def test_arguments_that_cannot_be_read_are_a_failure_of_the_gate(gate, call, value, why, caplog):
+    """Regression: nothing was logged, there was no hint, and ``on_error="raise"`` raised a bare RecursionError."""
     with hearing() as events:
-        output = GatedTool(contracts, gate).call(query="a thing", customer=value)
+        output = call(GatedTool(contracts, gate), "call", query="a thing", customer=value)
     assert output.content == "found a thing"
-    assert [decision.error.type for decision in decisions_in(events)] == ["RecursionError"]
+    (decision,) = decisions_in(events)
+    assert (decision.question, decision.error.type) == ("a thing", "EvidenceError")
+    assert f"'contracts' cannot be read: {why}" in decision.error.message
+    assert 'question="NAME"' in decision.error.hint
+    (record,) = caplog.records
+    assert decision.error.message in record.getMessage()
+    assert "Weber" not in record.getMessage() + decision.reason
+    caplog.clear()
+    strict = GatedTool(contracts, load_gate("constant:never", on_error="raise"))
+    with pytest.raises(EvidenceError, match=f"cannot be read: {why}") as caught:
+        call(strict, "call", query="a thing", customer=value)
+    assert type(caught.value.__cause__).__name__ == why
+    assert not caplog.records
+
+
+class Librarian(Judge):
+    """A gate with corpora, of which the question is about one."""
+
+    corpora = ("law", "crm")
+
+    def decide_batch(self, requests):
+        decisions = super().decide_batch(requests)
+        return [decision.model_copy(update={"corpora": ("law",)}) for decision in decisions]
+
+
+@both_ways
+def test_another_argument_may_be_about_another_corpus(call):
+    """Regression: the retriever inside searched only the corpora chosen for the question."""
+    gate = Librarian()
+    law, crm = Shelf("A clause."), Shelf("A customer.")
+    inner = GatedRetriever({"law": law, "crm": crm}, gate)
+
+    def search(query: str, where: dict) -> str:
+        """Search."""
+        return "; ".join(node.text for node in inner.retrieve(query))
+
+    async def asearch(query: str, where: dict) -> str:
+        """Search."""
+        return "; ".join(node.text for node in await inner.aretrieve(query))
+
+    tool = GatedTool(FunctionTool.from_defaults(search, async_fn=asearch), gate)
+    with hearing() as events:
+        output = call(tool, "call", query="a thing", where={"name": "unknown GmbH"})
+    assert (law.queries, crm.queries) == (["a thing"], ["a thing"])
+    assert "A customer." in output.content
+    (decision,) = decisions_in(events)
+    assert (decision.corpus, decision.corpora) == (None, ())
+    assert decision.reason.startswith("The argument “where” seems")  # regression: “name”
 
 
 PENALTY = "What is a penalty clause?"
@@ -333,5 +416,5 @@ def test_the_default_gate_reads_the_other_arguments(harmless):
     assert tool.call(query="What is the capital of France?", **harmless).content == ANSWER_YOURSELF
     for question in ("What is a penalty clause?", "Was ist die Mehrwertsteuer?"):
         assert tool.call(query=question).content == ANSWER_YOURSELF
-        for customer in ("Weber GmbH", 48213, ["Norholt"]):
+        for customer in ("Weber GmbH", 48213, 48213.0, ["Norholt"], {"name": "Okafor"}, {"Okafor": True}):
             assert tool.call(query=question, customer=customer, **harmless).content == "found"

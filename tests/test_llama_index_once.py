@@ -162,7 +162,7 @@ def test_a_decision_that_also_read_other_arguments_reaches_an_engine(gate, call)
         output = call(GatedTool(tool, gate), "call", query="a thing", customer="unknown GmbH")
     assert output.content != ANSWER_YOURSELF
     assert shelf.queries == ["a thing"]
-    assert gate.calls == [["a thing"], ["Tell me about customer unknown GmbH."]]
+    assert gate.calls == [["a thing"], ["Tell me more about unknown GmbH in customer."]]
     (decision,) = decisions_in(events)
     assert (decision.question, decision.retrieve) == ("a thing", True)
     assert "argument “customer”" in decision.reason

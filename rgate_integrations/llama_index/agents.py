@@ -14,16 +14,18 @@ from llama_index.core.tools.types import adapt_to_async_tool
 from rgate_integrations.decision import Decision, Override, Request
 from rgate_integrations.engine.decider import Failed
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import ConfigurationError, unknown_name
+from rgate_integrations.errors import ConfigurationError, EvidenceError, unknown_name
 from rgate_integrations.llama_index.decider import QueryDecider, check_part
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
+from rgate_integrations.runtime.text import logger
 
 ANSWER_YOURSELF = "You know this. Answer from what you know, without calling this tool again."
 QUESTION_KEYS = ("input", "question", "query")
 _FUNCTIONS = ("_fn", "_async_fn", "_real_fn")
-# Asks the gate whether the LLM knows what an argument is about. Of 124 private ones (a customer, a file), all
-# retrieve, and of 128 harmless ones (a language, an order), 40. With "Describe", these are 121 and 16.
-_ASK_ABOUT = "Tell me about {} {}."
+# Asks the gate whether the LLM knows what an argument is about. Of 936 calls with a private one (a name, an id),
+# 67 skip, and of 405 with a harmless one (a limit, a language), 115 retrieve. With "Tell me about NAME VALUE.",
+# these are 147 and 150.
+_ASK_ABOUT = "Tell me more about {} in {}."
 _MAX_DETAILS = 16
 
 
@@ -34,8 +36,9 @@ class GatedTool(FunctionTool):
     own knowledge, and its ``raw_output`` is the decision. The gate judges the question that the agent writes
     for the tool, which is already independent of earlier turns. If that skips, and no rule says so, the gate without
     its rules also judges what the other arguments are about, since "What is a penalty clause?" may be asked about one
-    customer: their texts and whole numbers, also in lists and mappings, that are neither empty nor the default.
-    A call without a question reaches the tool.
+    customer: their texts and whole numbers, also in lists and mappings, that are neither empty nor the default, and
+    keys as in ``{"Hansen": True}``. If one retrieves, so does the call, from all corpora. A call without a question
+    reaches the tool.
 
     Args:
         tool: The guarded tool, or a function that LlamaIndex can turn into one.
@@ -143,8 +146,8 @@ class GatedTool(FunctionTool):
         try:
             details = list(islice(_details(arguments, self._defaults, question), _MAX_DETAILS + 1))
         except Exception as error:  # an argument may be any object
-            return (yield from self._without_rules.flow([Failed(error, question)]))[0]
-        items = [Request(_ASK_ABOUT.format(*detail)) for detail in details[:_MAX_DETAILS]]
+            return (yield from self._fail(error, decision))
+        items = [Request(text) for _, text in details[:_MAX_DETAILS]]
         if not items:
             return decision
         judged = yield from self._without_rules.flow(items)
@@ -161,7 +164,22 @@ class GatedTool(FunctionTool):
             return decision.model_copy(update={"cost": cost})
         override = Override(retrieve=True, reason=reason)
         reason = f"{reason} {decision.reason}".strip()
-        return decision.with_retrieve(True, outcome=None, override=override, reason=reason, cost=cost)
+        # The decision's corpora are near to the question; what the argument is about may be in another.
+        return decision.with_retrieve(
+            True, outcome=None, override=override, reason=reason, cost=cost, corpora=(), corpus=None
+        )
+
+    def _fail(self, error: Exception, decision: Decision) -> Flow[Decision]:
+        """Return the decision about arguments that cannot be read; raise with the gate's ``on_error="raise"``."""
+        # Without the error's message, which may quote an argument.
+        failure = EvidenceError(
+            f"The arguments of the tool {self.metadata.name!r} cannot be read: {type(error).__name__}.",
+            hint='Pass texts, numbers, lists and mappings, or let question="NAME" say which argument to judge.',
+        )
+        failure.__cause__ = error
+        (failed,) = yield from self._without_rules.flow([Failed(failure, decision.question)])
+        logger.warning("The gate %r retrieves: %s", self._without_rules.name, failure)
+        return failed.model_copy(update={"cost": decision.cost})
 
 
 def _question(arguments: Mapping[str, Any], name: str | None) -> str | None:
@@ -178,22 +196,26 @@ def _question(arguments: Mapping[str, Any], name: str | None) -> str | None:
 def _details(
     arguments: Mapping[str, Any], defaults: Mapping[str, Any], question: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the texts and whole numbers in a call's arguments with their names, without question and defaults."""
-    for name, value in arguments.items():
-        usual = set(_named_values(name, defaults.get(name)))
-        for detail in _named_values(name, value):
-            if detail not in usual and detail[1] != question:
-                yield detail
+    """Yield what to ask about a call's arguments, without question and defaults, each with the argument's name."""
+    for argument, value in arguments.items():
+        usual = set(_named_values(argument, defaults.get(argument)))
+        for name, text in _named_values(argument, value):
+            if (name, text) not in usual and text != question:
+                yield argument, _ASK_ABOUT.format(text, name.replace("_", " "))
 
 
 def _named_values(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the texts and whole numbers in a value; in a mapping, the key is the name."""
+    """Yield the name and text of each text and whole number in a value; in a mapping, the key is the name."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _named_values(str(key), inner)
+            # In {"Hansen": True}, the key is the value.
+            named = (name, str(key)) if inner is True else (str(key), inner)
+            yield from _named_values(*named)
     elif isinstance(value, list | tuple | set | frozenset):
         for inner in value:
             yield from _named_values(name, inner)
+    elif isinstance(value, float) and value.is_integer():  # as some LLMs and clients write a whole number
+        yield from _named_values(name, int(value))
     # Any other object says nothing, and neither do 0, True and measures such as 0.5.
     elif isinstance(value, str | int) and not isinstance(value, bool) and value and str(value).strip():
-        yield name.replace("_", " "), str(value)
+        yield name, str(value)
