@@ -94,6 +94,8 @@ HEADS = HeadsArtifact(
         output=np.zeros((3, 1), np.float32),
     ),
     about_quotation=Detector(np.zeros((1, 4), np.float32), -1.0),
+    works_on_quotation=Detector(np.zeros((1, 4), np.float32), -1.0),
+    drafts=Detector(np.zeros((1, 4), np.float32), -1.0),
     between_pleasantries=Detector(np.zeros((1, 4), np.float32), -1.0),
 )
 ADAPTER = SavedGate(

@@ -209,7 +209,9 @@ def test_shapes_that_do_not_fit_are_refused(part, name, shape):
         (HEADS, "self_contained"),
         (HEADS, "self_contained_turns"),
         (HEADS, "about_quotation"),
+        (HEADS, "works_on_quotation"),
         (HEADS, "between_pleasantries"),
+        (HEADS, "drafts"),
         (FACTS, "news"),
     ],
 )

@@ -28,6 +28,7 @@ RULES = CorpusProfile.from_texts(
         ),
         (f"Please draft a reply:\n\n“{MAIL}”", f"Please draft a reply:\n\n{PLACE}", MAIL),
         (f"Please draft a reply:\n\n{MAIL}", f"Please draft a reply: {PLACE}", MAIL),
+        ("Say it nicer:\nWhere is my order?", f"Say it nicer: {PLACE}", "Where is my order?"),
         (
             "上司は「有給は三十日あります。」と言いました。",
             f"上司は{PLACE}と言いました。",
@@ -139,3 +140,41 @@ def test_a_question_about_a_quotation_is_about_the_corpus_that_covers_it(request
     """Regression: with P(covered) of 0.98, such requests skipped, because none of their sentences seemed to ask."""
     decision = load_gate(corpus=RULES).decide(request_text)
     assert (decision.retrieve, decision.corpora) == (True, ("rules",))
+
+
+@pytest.mark.parametrize("corpus", [None, RULES], ids=["no corpus", "covered"])
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        'Translate "Are hotels over 120 euros paid?" into Polish.',
+        'How would you say "When are travel expenses paid?" in Greek',
+        'Correct the grammar: "Where has I to send the sick note?"',
+        "Rewrite this more politely:\nWho pays the parking at the airport?",
+        "Übersetze „Wer hat gestern Abend gewonnen?“ ins Englische.",
+        "Comment dit-on « Quand ferme notre bureau ? » en anglais",
+        "把“谁赢了昨晚的比赛？”翻译成英语",
+    ],
+)
+def test_work_on_the_words_of_a_question_needs_no_passages(request_text, corpus):
+    """Regression: 52 of 80 such requests retrieved, because the question in them does."""
+    decision = load_gate(corpus=corpus).decide(request_text)
+    assert (decision.retrieve, decision.override) == (False, None)
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        'Translate "Are hotels over 120 euros paid?" into Polish and answer it.',
+        'Translate "Are hotels over 120 euros paid?" into Polish. What is the limit in our rules?',
+        'What is the limit in our rules? Translate "Are hotels paid?" into Polish.',
+        'Translate "Are hotels over 120 euros paid?" as in our glossary.',
+        'Who of us asked "Are hotels over 120 euros paid?" last week?',
+        'Reply in Polish to "Are hotels over 120 euros paid?"',
+        'Translate our answer to "When are travel expenses paid?" into Polish.',
+        'Write a help article called "When are travel expenses paid?"',
+        '{"type": "message", "text": "When are travel expenses paid?"}',
+        "Beantworte „Wer hat gestern Abend gewonnen?“ auf Englisch.",
+    ],
+)
+def test_what_stands_around_a_question_may_still_need_passages(request_text):
+    assert load_gate().decide(request_text).retrieve

@@ -21,14 +21,12 @@ from rgate_integrations.gates.base import (
     warn_once,
 )
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
-from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec, Scope
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec, Scope
 from rgate_integrations.gates.heads_artifact import (
     HeadsArtifact,
-    KindHead,
     may_reader_change,
     p_answered,
 )
-from rgate_integrations.gates.probability import softmax
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
@@ -217,12 +215,16 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         is_joined = split_joined(evidence.question) != evidence.question
         if may_skip and (is_joined or outside_code(evidence.question)):
             closer += self._encoder_specs("parts")[1:]
-        if may_skip and split_quotation(evidence.question).text:
-            closer += (self._encoder_specs("about quotation")[0], *self._encoder_specs("quotation")[1:])
+        quotation, about = split_quotation(evidence.question), self._encoder_specs("about quotation")
+        closer += about * quotation.asks
+        if may_skip and quotation.text:
+            closer += (about[0], *self._encoder_specs("quotation")[1:])
         return closer
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the kinds of the segments, and by the probability that the LLM knows the fact."""
+        if self.works_on_quotation(evidence):
+            return self._score_about_quotation(evidence)
         states, shares = [evidence[spec] for spec in self.specs]
         kinds, texts = self.trained.segments.kinds, states.texts
         if self._reader_spec in evidence.pieces and not states.in_context:
@@ -308,7 +310,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         that may skip otherwise.
         """
         about = self._encoder_specs("about quotation")[0]
-        if about not in evidence.pieces:
+        if self._encoder_specs("quotation")[1] not in evidence.pieces:
             return False
         least = 0.0 if split_quotation(evidence.question).is_marked else _MIN_LOGIT_UNMARKED
         return bool(self.trained.about_quotation.logits(evidence[about].whole[None])[0] > least)
@@ -326,6 +328,24 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         # `split_quotation` may have added a question mark.
         quoted = text if text in evidence.question else text[:-1]
         return f"Asks about {_quote_text(quoted)}, which needs passages by itself."
+
+    def works_on_quotation(self, evidence: Evidence) -> bool:
+        """Return whether a request needs no passages, as it works on the words of a question ("Translate this")."""
+        about = self._encoder_specs("about quotation")
+        if about[1] not in evidence.pieces:
+            return False
+        works = self.trained.works_on_quotation.detect(evidence[about[0]].whole[None])[0]
+        least = max(self._threshold(evidence), _MIN_P_KNOWN_IF_UNCLEAR if evidence.request.history else 0.0)
+        return bool(works and self._p_by_encoder(evidence, about).min() >= least)
+
+    def _score_about_quotation(self, evidence: Evidence) -> Score:
+        """Return the score of a request that works on a quotation, by what it says about it."""
+        specs = self._encoder_specs("about quotation")
+        (states, shares), p = [evidence[spec] for spec in specs], self._p_by_encoder(evidence, specs)
+        decisive, kinds = int(np.argmin(p)), self.trained.segments.kinds
+        signals = {kind.name: float(share) for kind, share in zip(kinds, shares[decisive], strict=True)}
+        why = f"{_quote_text(states.texts[decisive])} {self._explain(p[decisive], shares[decisive], np.ones(1))}"
+        return Score(float(p[decisive]), why, signals=signals, llm=self._judged_llm)
 
     def _threshold(self, evidence: Evidence) -> float:
         return self.threshold if evidence.request.threshold is None else evidence.request.threshold
@@ -399,7 +419,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         answerable = shares["always"] + shares["if_known"]
         return shares["if_known"] / answerable if answerable > 0 else 1.0
 
-    def _explain(self, p: float, shares: Float64Array, known: Float64Array, is_news: bool) -> str:
+    def _explain(self, p: float, shares: Float64Array, known: Float64Array, is_news: bool = False) -> str:
         """Return the reason's words after "The question", about the kind that contributed most to the decision."""
         # If the request retrieves, the kind that adds most to P(not answered); otherwise the one that adds most to
         # P(answered).
@@ -450,7 +470,7 @@ class KindsSpec(EvidenceSpec[Float64Array]):
         for request, states in zip(context.requests, context.get(self.states), strict=True):
             self.gate.check_states(states.segments, trained.segments.hidden_size)
             if not request.history and lists_questions(states.texts):
-                kinds = _ask_one_by_one(trained.segments, states)
+                kinds = trained.segments.p_asked(states.segments, states.layout)
             else:
                 kinds = trained.kind_probabilities(
                     states.segments, states.layout, states.whole, in_context=states.in_context
@@ -463,17 +483,6 @@ def _may_stand_alone(message: str) -> bool:
     """Return whether a message that follows others is long enough to be judged without these."""
     least = _MIN_WORDS_ALONE if message.endswith(QUESTION_MARKS) else _MIN_WORDS_OF_STATEMENT_ALONE
     return count_words(message) >= least
-
-
-def _ask_one_by_one(head: KindHead, states: ReadRequest) -> Float64Array:
-    """Return P(kind) of each segment of a list of questions, shape (segments, kinds); none of them is given text.
-
-    In context, long lists of questions look like pasted text: of eight numbered ones about private documents, half
-    would skip.
-    """
-    logits = head.logits(states.segments[:, : len(head.layers)], states.layout)
-    logits[:, [kind.name == "given" for kind in head.kinds]] = -np.inf
-    return softmax(logits)
 
 
 def _quote(evidence: Evidence, texts: Sequence[str], segment: int | None) -> str:

@@ -119,6 +119,16 @@ class KindHead:
         """
         return self._classify(self._read(states, layout))
 
+    def p_asked(self, states: AnyStates, layout: AnyStates) -> Float64Array:
+        """Return P(kind) of each segment of a list of questions, shape (n, K); none of them is given text.
+
+        In context, long lists of questions look like pasted text: of eight numbered ones about private documents,
+        half would skip. See `logits` for the arguments.
+        """
+        logits = self.logits(states[:, : len(self.layers)], layout)
+        logits[:, [kind.name == "given" for kind in self.kinds]] = -np.inf
+        return softmax(logits)
+
     def whole_logits(self, states: AnyStates) -> Float64Array:
         """Return the logits of n whole requests, for a head that ignores the layout; see `logits`."""
         return self.logits(states, np.zeros((len(states), LAYOUT)))
@@ -288,7 +298,9 @@ class HeadsArtifact(SavedGate):
             if it or a segment is of any kind but the first. If it is one segment, the logit of the last kind is added
             to that of the same kind in `segments`.
         about_quotation: Recognises, without the quoted text, a request whose answer depends on what is true about it.
+        works_on_quotation: Likewise, a request that works on the words of a question, whose answer plays no part.
         between_pleasantries: Recognises a request with pleasantries around it in one sentence, which needs passages.
+        drafts: Recognises a request of one segment for a text or plan about whose matter it says all that is needed.
     """
 
     method: Literal["heads"] = "heads"
@@ -304,7 +316,9 @@ class HeadsArtifact(SavedGate):
     self_contained_turns: Detector
     own_matters: KindHead
     about_quotation: Detector
+    works_on_quotation: Detector
     between_pleasantries: Detector
+    drafts: Detector
 
     def __post_init__(self) -> None:
         """Raise ValueError if weights have a wrong shape, or heads do not fit together."""
@@ -342,6 +356,8 @@ class HeadsArtifact(SavedGate):
         if not in_context:
             corrected = [kind.name for kind in self.segments.kinds].index(self.own_matters.kinds[-1].name)
             logits[:, corrected] += self.own_matters.whole_logits(whole[None])[:, -1]
+            if self.drafts.detect(whole[None])[0]:
+                logits[:, [kind.answerable == "never" for kind in self.segments.kinds]] = -np.inf
             return softmax(logits)
         layers = (*self.segments.layers, *self.context_layers)
         states = states[:, [layers.index(layer) for layer in self.in_context.layers]]

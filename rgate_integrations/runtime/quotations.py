@@ -12,6 +12,7 @@ _QUOTATION = re.compile(
 )
 _INTRODUCED = re.compile(r"([^:：\n]{3,80}(?::(?=\s)|：))\s*(\S.*)", re.DOTALL)
 _MIN_WORDS, _MAX_WORDS_ABOUT, _MAX_WORDS_INTRODUCING, _MAX_WORDS_OF_QUESTION = 4, 25, 12, 6
+_MAX_WORDS_OF_TOPIC = 2
 _MAX_WORDS_ASKED = 40  # longer statements are probably text to work on
 _MAX_CHARS, _MAX_QUOTATIONS = 4_000, 3  # JSON has more
 _ENDS = ".!。！।…;； "
@@ -28,6 +29,8 @@ class Quotation(NamedTuple):
     """The text; its statements are questions if these are at most 40 words, unless there are others."""
     is_marked: bool = False
     """Whether quotation marks or a colon tell where the text is."""
+    asks: bool = False
+    """Whether the text has a question in quotation marks, or is only questions after a colon."""
 
 
 def split_quotation(text: str) -> Quotation:
@@ -55,7 +58,9 @@ def split_quotation(text: str) -> Quotation:
         return PLACE
 
     about = _QUOTATION.sub(cut, text)
-    found = Quotation(about, "\n".join(map(_ask, quoted)), is_marked=True) if quoted else _split_plain(text)
+    asks = any(is_question(each) for content in quoted for each in segments(content))
+    marked = Quotation(about, "\n".join(map(_ask, quoted)), is_marked=True, asks=asks)
+    found = marked if quoted else _split_plain(text)
     return found if count_words(found.about) <= _MAX_WORDS_ABOUT else Quotation("", "")
 
 
@@ -70,7 +75,11 @@ def _split_plain(text: str) -> Quotation:
     introduced = _INTRODUCED.fullmatch(text.strip())
     if introduced and count_words(introduced[1]) <= _MAX_WORDS_INTRODUCING:
         if _is_text(introduced[2]):
-            return Quotation(f"{introduced[1]} {PLACE}{question}", _ask(introduced[2]), is_marked=True)
+            about = f"{introduced[1]} {PLACE}{'' if introduced[2] == last else question}"
+            # "German office: when does it close?" has a topic before the colon.
+            is_topic = count_words(introduced[1]) <= _MAX_WORDS_OF_TOPIC
+            asks = not is_topic and all(map(is_question, segments(introduced[2])))
+            return Quotation(about, _ask(introduced[2]), is_marked=True, asks=asks)
     elif question and _is_text(content := " ".join(before)) and count_words(content) <= _MAX_WORDS_ASKED:
         return Quotation(f"{PLACE}{question}", _ask(content))
     return Quotation("", "")
