@@ -1,4 +1,4 @@
-"""Fits two detectors of what a request does with a text which it quotes into a saved gate, and measures the first.
+"""Fits a detector of requests about a text which they quote into a saved gate, and measures it.
 
     python benchmarks/quotations.py [--save GATE]
 
@@ -6,9 +6,6 @@
 same text needs none. The heads take both for given text. The detector tells them apart by what stands around the
 text, and learns from the frames of ``templates/quotations.tsv``. If the answer depends on what is true about the
 matter of the text, the gate judges this by itself.
-
-The second detector recognises work on the words of a question ('Translate "When does our office close?"'), whose
-answer plays no part. It has also learned from frames for questions alone, which work on them or want the answer.
 
 Without ``--save``, prints the frames of held-out languages that are recognised, and the decisions of the default gate
 on ``quotations.tsv``: messages by a writer who did not see the frames.
@@ -38,14 +35,14 @@ NAME = "what stands around a quotation"
 PENALTY = 1000.0
 WRAPPED = 2
 """How often each frame also stands between pleasantries."""
-MAX_MISTAKEN = {"ask": 0.02, "work": 0.02}
-"""Maximum share of the other frames of held-out languages that each detector may take for its own."""
+MAX_MISTAKEN = 0.02
+"""Maximum share of the other frames of held-out languages that may be recognised."""
 
 
 def read_frames() -> pd.DataFrame:
     """Return the frames: ``label``, ``language``, and ``text`` with `PLACE` for the quotation.
 
-    The labels are "ask" and "edit" and, for a quoted question, "answer" and "work".
+    The labels are "ask" and "edit" and, for a quoted question, "answer" and "work" (see `given_text`).
     """
     lines = (FOLDER / "quotations.tsv").read_text(encoding="utf-8").splitlines()
     frames = pd.DataFrame([line.split("\t") for line in lines], columns=["label", "language", "text"])
@@ -71,15 +68,15 @@ def wrap_frames(frames: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
             yield str(frame.label), str(frame.language), wrapper.replace("~", str(frame.text))
 
 
-def fit_detector(frames: pd.DataFrame, label: str, cache: Path) -> Detector:
-    """Return a detector of a label, and print how well one that has not seen a language recognises its frames."""
+def fit_detector(frames: pd.DataFrame, cache: Path) -> Detector:
+    """Return the detector, and print how well one that has not seen a language recognises its frames."""
     encoder_states = fact_states(cache)
     encoder_states.fill((text, "") for text in frames.text)
     states = np.stack([encoder_states.whole(text) for text in frames.text]).astype(np.float32)
     shape, states = states.shape[1:], states.reshape(len(states), -1)
-    asks = (frames.label == label).to_numpy()
+    asks = (frames.label == "ask").to_numpy()
     logits = predict_held_out(states, asks, frames.language.to_numpy(str), PENALTY)
-    least = float(np.quantile(logits[~asks], 1 - MAX_MISTAKEN[label]))
+    least = float(np.quantile(logits[~asks], 1 - MAX_MISTAKEN))
     found = logits > least
     table = [
         [
@@ -91,7 +88,7 @@ def fit_detector(frames: pd.DataFrame, label: str, cache: Path) -> Detector:
         for language, rows in frames.reset_index().groupby("language").indices.items()
     ]
     table.append(["all", str(len(found)), f"{found[asks].mean():.1%}", f"{found[~asks].mean():.1%}"])
-    print_table([f"{label}, held out", "frames", "recognised", "others taken for such"], table)
+    print_table(["held out", "frames", "recognised", "others taken for such"], table)
     weight, bias = fit(states, asks, PENALTY)
     return Detector(weight.reshape(shape).astype(np.float32), bias - least)
 
@@ -120,17 +117,16 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="folder of a saved gate")
     arguments = parser.parse_args()
     frames = read_frames()
+    frames = frames[frames.label.isin(["ask", "edit"])]
     wrapped = pd.DataFrame(wrap_frames(frames), columns=frames.columns)
     frames = pd.concat([frames, wrapped], ignore_index=True)
-    asking = frames[frames.label.isin(["ask", "edit"])].reset_index(drop=True)
-    asks = fit_detector(asking, "ask", arguments.cache)
-    works = fit_detector(frames.replace({"label": {"edit": "work"}}), "work", arguments.cache)
+    detector = fit_detector(frames, arguments.cache)
     if arguments.save is None:
         measure()
         return
     gate: Any = read_gate(arguments.save)
     provenance = add_step(gate.provenance, RECIPE, NAME, frames.text.tolist())
-    gate = replace(gate, about_quotation=asks, works_on_quotation=works, provenance=provenance)
+    gate = replace(gate, about_quotation=detector, provenance=provenance)
     save_gate(gate, arguments.save)
 
 

@@ -94,7 +94,16 @@ HEADS = HeadsArtifact(
         output=np.zeros((3, 1), np.float32),
     ),
     about_quotation=Detector(np.zeros((1, 4), np.float32), -1.0),
-    works_on_quotation=Detector(np.zeros((1, 4), np.float32), -1.0),
+    works_on_text=KindHead(
+        layers=LAYERS[:1],
+        kinds=(
+            Kind("asks", "if_known", "wants an answer"),
+            Kind("works", "always", "works on it", bias=-9.0),
+        ),
+        hidden=np.zeros((1, 4 + LAYOUT), np.float32),
+        hidden_bias=np.zeros(1, np.float32),
+        output=np.zeros((2, 1), np.float32),
+    ),
     drafts=Detector(np.zeros((1, 4), np.float32), -1.0),
     between_pleasantries=Detector(np.zeros((1, 4), np.float32), -1.0),
 )

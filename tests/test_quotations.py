@@ -3,7 +3,7 @@
 import pytest
 
 from rgate_integrations import CorpusProfile, load_gate
-from rgate_integrations.runtime.quotations import PLACE, split_quotation
+from rgate_integrations.runtime.quotations import PLACE, leave_out, split_quotation
 
 CLAIM = "The late fee for the van is 40 euros."
 MAIL = "Hi, how much is the late fee for the van? Best, Tom"
@@ -178,3 +178,71 @@ def test_work_on_the_words_of_a_question_needs_no_passages(request_text, corpus)
 )
 def test_what_stands_around_a_question_may_still_need_passages(request_text):
     assert load_gate().decide(request_text).retrieve
+
+
+@pytest.mark.parametrize(
+    ("text", "indices", "rest"),
+    [
+        ("Who wrote it?", [0], ""),
+        ("Is it spam?\n\nWhen do you close?", [1], f"Is it spam?\n{PLACE}"),
+        ("Is it spam? Message: When do you close?", [1], f"Is it spam? Message: {PLACE}"),
+        ("Is it spam?\n<message>When do you close?</message>", [1], f"Is it spam?\n<message>{PLACE}"),
+        ("Message: When do you close?\nIs it spam?", [0], f"Message: {PLACE}\nIs it spam?"),
+        (
+            "Is it spam?\nHi! When do you close? I ask for Ann. Is she in?",
+            [2, 4],
+            f"Is it spam?\nHi! {PLACE}",
+        ),
+        ('Translate "When do you close today?" into Dutch.', [0], f"Translate {PLACE} into Dutch."),
+        ('Translate "Hi. When do you close today?" into Dutch.', [1], f"Translate {PLACE} into Dutch."),
+        ('Translate "When do you close today?" into Dutch. Is Ann in?', [0, 2], ""),
+        ('Is it "a lead"?\nMessage: When do you close?', [1], f'Is it "a lead"?\nMessage: {PLACE}'),
+        ('When do you close? Translate "see you" into Dutch.', [0], ""),
+        ('Who said "do you close at six?"', [], f"Who said {PLACE}"),
+        ('Who said "we close at six today"?', [0], ""),
+        ("The pump shows E14. How can I correct this?", [0], ""),
+        ("Is it spam?", [], ""),
+        ("5.\nWhen do you close?", [1], ""),
+    ],
+)
+def test_the_text_is_left_out_of_a_request(text, indices, rest):
+    assert leave_out(text, indices) == rest
+
+
+ASKED = ["Where is my order 4411?", "Who approved the March budget?", "How do I reset the Kestrel 200?"]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Classify the sentiment of the text as positive, negative or neutral.\nText: {}\nSentiment:",
+        "Rewrite the question so that it can be understood without the chat.\n\nQuestion: {}\nNew question:",
+        "Is the following message spam? Answer yes or no.\n\n{}",
+        "Which department should handle this? Options: Sales, Support, HR, IT.\n{}",
+        "{}\n\nRate the urgency of this request from 1 to 5. Only print the number.",
+        "In welcher Sprache ist diese Nachricht?\nNachricht: {}",
+    ],
+)
+def test_a_program_that_works_on_a_question_needs_no_passages(prompt):
+    """Regression: around questions that need passages, 131 of 180 such prompts retrieved."""
+    decisions = load_gate().decide_batch([prompt.format(question) for question in ASKED])
+    assert not any(decision.retrieve for decision in decisions)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Please answer the following question in one sentence.\n\nQuestion: {}\nAnswer:",
+        "Rewrite the question, then answer it.\n\nQuestion: {}",
+        "Classify the message, then reply to the customer.\nMessage: {}",
+        "Write a haiku about autumn.\n\n{}",
+        "{} Also, translate “good morning” into French.",
+        "Übersetze „bis bald“ ins Englische. {}",
+        "Reply in German.\n{}",
+        "Use the context to answer.\n\nContext:\n\nQuestion: {}",
+        "Classify the message as in our handbook.\nMessage: {}",
+    ],
+)
+def test_a_program_that_wants_the_answer_needs_passages(prompt):
+    decisions = load_gate().decide_batch([prompt.format(question) for question in ASKED])
+    assert all(decision.retrieve for decision in decisions)

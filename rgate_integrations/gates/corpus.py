@@ -255,7 +255,7 @@ class CorpusGate(Gate):
         texts, heads = evidence[self._states_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate) or heads.asks_about_quotation(evidence):
             return np.ones(len(texts), bool)
-        if heads.works_on_quotation(evidence):
+        if heads.works_on_text(evidence):
             return np.zeros(len(texts), bool)
         named = np.array([any(profile.match_names(text) for profile in self.profiles) for text in texts])
         code = find_code(evidence.question)

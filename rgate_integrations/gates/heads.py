@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,22 +19,23 @@ from rgate_integrations.gates.base import (
     Specs,
     warn_once,
 )
-from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec, Scope
 from rgate_integrations.gates.heads_artifact import (
     HeadsArtifact,
     may_reader_change,
     p_answered,
 )
+from rgate_integrations.gates.kinds import KindsSpec
+from rgate_integrations.gates.probability import softmax
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
-from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.quotations import split_quotation
+from rgate_integrations.runtime.arrays import BoolArray, Float64Array
+from rgate_integrations.runtime.quotations import leave_out, split_quotation
 from rgate_integrations.runtime.segments import (
     QUESTION_MARKS,
     count_questions,
     count_words,
-    lists_questions,
     outside_code,
     segments,
     split_joined,
@@ -176,7 +176,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             model=self.proxy,
             scope=scope,
         )
-        return (states, KindsSpec(states, self))
+        return (states, KindsSpec(states, self, self.trained))
 
     @property
     def _reader_spec(self) -> RequestSpec:
@@ -215,20 +215,22 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         is_joined = split_joined(evidence.question) != evidence.question
         if may_skip and (is_joined or outside_code(evidence.question)):
             closer += self._encoder_specs("parts")[1:]
-        quotation, about = split_quotation(evidence.question), self._encoder_specs("about quotation")
-        closer += about * quotation.asks
+        quotation = split_quotation(evidence.question)
         if may_skip and quotation.text:
-            closer += (about[0], *self._encoder_specs("quotation")[1:])
-        return closer
+            closer += (*self._encoder_specs("about quotation")[:1], *self._encoder_specs("quotation")[1:])
+        rest = self._rest_spec(evidence)
+        return closer + (rest,) * bool(leave_out(evidence.question, rest.left_out))
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the kinds of the segments, and by the probability that the LLM knows the fact."""
-        if self.works_on_quotation(evidence):
-            return self._score_about_quotation(evidence)
         states, shares = [evidence[spec] for spec in self.specs]
         kinds, texts = self.trained.segments.kinds, states.texts
         if self._reader_spec in evidence.pieces and not states.in_context:
             shares = self.trained.reconsider(shares, evidence[self._reader_spec].whole)
+        if works := self.works_on_text(evidence):
+            p_given, given = self._p_works(evidence), np.array([kind.name == "given" for kind in kinds])
+            corrected = (1 - p_given) * shares + p_given * given
+            shares = np.where(self._needs(evidence)[:, None], corrected, shares)
         known, is_news = self._p_fact_known(evidence)
         # A request needs what its most demanding segment needs.
         answered = p_answered(kinds, shares, known)
@@ -248,6 +250,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
         if evidence.request.history and p < _MIN_P_KNOWN_IF_UNCLEAR:
             return score.overridden("Follow-up that may need the earlier turns.")
+        if works:
+            return score
         if need := self._find_need_in_turns(evidence):
             return score.overridden(need)
         own_matter = self.trained.find_own_matter(states.whole, states.segments)
@@ -329,34 +333,53 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         quoted = text if text in evidence.question else text[:-1]
         return f"Asks about {_quote_text(quoted)}, which needs passages by itself."
 
-    def works_on_quotation(self, evidence: Evidence) -> bool:
-        """Return whether a request needs no passages, as it works on the words of a question ("Translate this")."""
-        about = self._encoder_specs("about quotation")
-        if about[1] not in evidence.pieces:
-            return False
-        works = self.trained.works_on_quotation.detect(evidence[about[0]].whole[None])[0]
-        least = max(self._threshold(evidence), _MIN_P_KNOWN_IF_UNCLEAR if evidence.request.history else 0.0)
-        return bool(works and self._p_by_encoder(evidence, about).min() >= least)
+    def works_on_text(self, evidence: Evidence) -> bool:
+        """Return whether a request needs no passages, as it works on the words of text that would ("Translate this").
 
-    def _score_about_quotation(self, evidence: Evidence) -> Score:
-        """Return the score of a request that works on a quotation, by what it says about it."""
-        specs = self._encoder_specs("about quotation")
-        (states, shares), p = [evidence[spec] for spec in specs], self._p_by_encoder(evidence, specs)
-        decisive, kinds = int(np.argmin(p)), self.trained.segments.kinds
-        signals = {kind.name: float(share) for kind, share in zip(kinds, shares[decisive], strict=True)}
-        why = f"{_quote_text(states.texts[decisive])} {self._explain(p[decisive], shares[decisive], np.ones(1))}"
-        return Score(float(p[decisive]), why, signals=signals, llm=self._judged_llm)
+        It is only known for a request that retrieves otherwise.
+        """
+        return self._p_works(evidence) >= self._least_p_known(evidence)
+
+    def _p_works(self, evidence: Evidence) -> float:
+        """Return P(a request works on the words of its segments that need passages).
+
+        It is 0 if the request was not read for that, or if the rest of it is about an own matter.
+        """
+        spec = self._rest_spec(evidence)
+        rest = evidence[spec].whole[None] if spec in evidence.pieces else None
+        if rest is None or self.trained.find_own_matter(rest[0], rest):
+            return 0.0
+        return float(softmax(self.trained.works_on_text.whole_logits(rest))[0, -1])
+
+    def _rest_spec(self, evidence: Evidence) -> RequestSpec:
+        """Return the spec of the states of a request without its segments that need passages."""
+        left_out = tuple(np.flatnonzero(self._needs(evidence)).tolist())
+        layers = self.trained.first_facts.layers
+        return RequestSpec(layers, model=self.proxy, scope="rest", left_out=left_out)
+
+    def _needs(self, evidence: Evidence) -> BoolArray:
+        """Return whether each segment seems to need passages, shape (segments,), without the reader."""
+        states, p = evidence[self.specs[0]], self._p_by_encoder(evidence, self.specs, own_matters=False)
+        needs = p < self._least_p_known(evidence)
+        if own_matter := self.trained.find_own_matter(states.whole, states.segments):
+            needs[np.argmin(p) if own_matter[1] is None else own_matter[1]] = True
+        return needs
+
+    def _least_p_known(self, evidence: Evidence) -> float:
+        """Return the threshold; a higher one for a follow-up."""
+        least = _MIN_P_KNOWN_IF_UNCLEAR if evidence.request.history else 0.0
+        return max(self._threshold(evidence), least)
 
     def _threshold(self, evidence: Evidence) -> float:
         return self.threshold if evidence.request.threshold is None else evidence.request.threshold
 
-    def _p_by_encoder(self, evidence: Evidence, specs: Specs) -> Float64Array:
+    def _p_by_encoder(self, evidence: Evidence, specs: Specs, *, own_matters: bool = True) -> Float64Array:
         """Return P(known) of each segment that these specs of `_encoder_specs` read, without the reader.
 
-        If one is about an own matter, all are 0.
+        If one is about an own matter, all are 0, unless ``own_matters`` is False.
         """
         states, shares = [evidence[spec] for spec in specs]
-        if self.trained.find_own_matter(states.whole, states.segments) is not None:
+        if own_matters and self.trained.find_own_matter(states.whole, states.segments) is not None:
             return np.zeros(len(shares))
         theta, sd = self._ability
         if not self.trained.english.detect(states.whole[None])[0]:
@@ -433,50 +456,6 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if is_news and self._ability[0] > 0:
             reason += "; it may be news, which a more capable LLM does not know any better"
         return f"{reason}."
-
-
-@dataclass(frozen=True, eq=False)
-class KindsSpec(EvidenceSpec[Float64Array]):
-    """Evidence: the probability of each kind of request for each segment, shape (segments, kinds).
-
-    It is computed only once, although several methods of the gate read it. Two of these specs are equal if their
-    gates share the heads and the proxy, as a gate and its copy for another LLM do.
-
-    Attributes:
-        states: The states of the segments.
-        gate: The gate with the heads.
-    """
-
-    states: RequestSpec
-    gate: HeadsGate
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, KindsSpec)
-            and other.states == self.states
-            and other.gate.trained is self.gate.trained
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.states)
-
-    def compute(self, context: Context) -> list[Piece[Float64Array]]:
-        """Return for each request the probability of each kind for each of its segments.
-
-        Raises:
-            ModelLoadError: The states are not from the model that the heads were trained on.
-        """
-        trained, pieces = self.gate.trained, []
-        for request, states in zip(context.requests, context.get(self.states), strict=True):
-            self.gate.check_states(states.segments, trained.segments.hidden_size)
-            if not request.history and lists_questions(states.texts):
-                kinds = trained.segments.p_asked(states.segments, states.layout)
-            else:
-                kinds = trained.kind_probabilities(
-                    states.segments, states.layout, states.whole, in_context=states.in_context
-                )
-            pieces.append(Piece(kinds))
-        return pieces
 
 
 def _may_stand_alone(message: str) -> bool:

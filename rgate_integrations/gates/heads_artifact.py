@@ -298,7 +298,8 @@ class HeadsArtifact(SavedGate):
             if it or a segment is of any kind but the first. If it is one segment, the logit of the last kind is added
             to that of the same kind in `segments`.
         about_quotation: Recognises, without the quoted text, a request whose answer depends on what is true about it.
-        works_on_quotation: Likewise, a request that works on the words of a question, whose answer plays no part.
+        works_on_text: Classifies a request by the layers of `first_facts`, without those of its segments that need
+            passages: whether it works on their words, so that it needs none. Its last kind is that it does.
         between_pleasantries: Recognises a request with pleasantries around it in one sentence, which needs passages.
         drafts: Recognises a request of one segment for a text or plan about whose matter it says all that is needed.
     """
@@ -316,7 +317,7 @@ class HeadsArtifact(SavedGate):
     self_contained_turns: Detector
     own_matters: KindHead
     about_quotation: Detector
-    works_on_quotation: Detector
+    works_on_text: KindHead
     between_pleasantries: Detector
     drafts: Detector
 
@@ -332,6 +333,8 @@ class HeadsArtifact(SavedGate):
             raise ValueError("reader_kinds and facts read different layers")
         if self.own_matters.kinds[-1].name not in (kind.name for kind in self.segments.kinds):
             raise ValueError("the last kind of own_matters is not one of segments")
+        if self.works_on_text.layers != self.first_facts.layers:
+            raise ValueError("works_on_text and first_facts read different layers")
         if self.together.layers != self.in_context.layers:
             raise ValueError("in_context and together read different layers")
 

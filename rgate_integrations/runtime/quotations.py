@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
-from rgate_integrations.runtime.segments import count_words, is_question, segments
+from rgate_integrations.runtime.segments import count_words, is_question, segments, split_lines
 
 _QUOTATION = re.compile(
     r"\"{3}([^\"]+)\"{3}|\"([^\"]+)\"|[“„”]([^“„”]+)[“”]|«([^«»]+)»|»([^«»]+)«|「([^「」]+)」|『([^『』]+)』"
 )
+_TAGGED = re.compile(r"(<[^<>\s]{1,20}>\s*)\S.*")
+_LABELLED = re.compile(r"([^:：]{1,150}(?::(?=\s)|：)\s*)\S.*")
 _INTRODUCED = re.compile(r"([^:：\n]{3,80}(?::(?=\s)|：))\s*(\S.*)", re.DOTALL)
 _MIN_WORDS, _MAX_WORDS_ABOUT, _MAX_WORDS_INTRODUCING, _MAX_WORDS_OF_QUESTION = 4, 25, 12, 6
-_MAX_WORDS_OF_TOPIC = 2
 _MAX_WORDS_ASKED = 40  # longer statements are probably text to work on
 _MAX_CHARS, _MAX_QUOTATIONS = 4_000, 3  # JSON has more
 _ENDS = ".!。！।…;； "
@@ -29,8 +31,6 @@ class Quotation(NamedTuple):
     """The text; its statements are questions if these are at most 40 words, unless there are others."""
     is_marked: bool = False
     """Whether quotation marks or a colon tell where the text is."""
-    asks: bool = False
-    """Whether the text has a question in quotation marks, or is only questions after a colon."""
 
 
 def split_quotation(text: str) -> Quotation:
@@ -48,6 +48,14 @@ def split_quotation(text: str) -> Quotation:
     """
     if len(text) > _MAX_CHARS or len(_QUOTATION.findall(text)) > _MAX_QUOTATIONS:
         return Quotation("", "")
+    about, quoted = _split_quoted(text)
+    marked = Quotation(about, "\n".join(map(_ask, quoted)), is_marked=True)
+    found = marked if quoted else _split_plain(text)
+    return found if count_words(found.about) <= _MAX_WORDS_ABOUT else Quotation("", "")
+
+
+def _split_quoted(text: str) -> tuple[str, list[str]]:
+    """Return a text with `PLACE` for what it has in quotation marks, at least four words, and these texts."""
     quoted: list[str] = []
 
     def cut(match: re.Match[str]) -> str:
@@ -57,11 +65,7 @@ def split_quotation(text: str) -> Quotation:
         quoted.append(content)
         return PLACE
 
-    about = _QUOTATION.sub(cut, text)
-    asks = any(is_question(each) for content in quoted for each in segments(content))
-    marked = Quotation(about, "\n".join(map(_ask, quoted)), is_marked=True, asks=asks)
-    found = marked if quoted else _split_plain(text)
-    return found if count_words(found.about) <= _MAX_WORDS_ABOUT else Quotation("", "")
+    return _QUOTATION.sub(cut, text), quoted
 
 
 def _split_plain(text: str) -> Quotation:
@@ -76,13 +80,54 @@ def _split_plain(text: str) -> Quotation:
     if introduced and count_words(introduced[1]) <= _MAX_WORDS_INTRODUCING:
         if _is_text(introduced[2]):
             about = f"{introduced[1]} {PLACE}{'' if introduced[2] == last else question}"
-            # "German office: when does it close?" has a topic before the colon.
-            is_topic = count_words(introduced[1]) <= _MAX_WORDS_OF_TOPIC
-            asks = not is_topic and all(map(is_question, segments(introduced[2])))
-            return Quotation(about, _ask(introduced[2]), is_marked=True, asks=asks)
+            return Quotation(about, _ask(introduced[2]), is_marked=True)
     elif question and _is_text(content := " ".join(before)) and count_words(content) <= _MAX_WORDS_ASKED:
         return Quotation(f"{PLACE}{question}", _ask(content))
     return Quotation("", "")
+
+
+def leave_out(text: str, indices: Collection[int]) -> str:
+    r"""Return a request with `PLACE` for a text in it; "" if it seems to have none, or no letter remains.
+
+    The text is what the request has in quotation marks, if none of some segments is outside. Otherwise, it goes from
+    the first of these to the last, without a label or a tag at its beginning.
+
+    Args:
+        text: The request.
+        indices: Indices of the segments in `rgate_integrations.runtime.segments.segments`.
+
+    >>> leave_out("Is this a complaint? Yes or no.\nMessage: When do you close?", [2])
+    'Is this a complaint? Yes or no.\nMessage: …'
+    """
+    texts = segments(text)
+    quoting, quoted = _split_quoted(text)
+    if len(texts) == 1 and not any(
+        is_question(each) for content in quoted or texts for each in segments(content)
+    ):
+        return ""  # "Two columns, English and Dutch: the mail that Ann sent" has no text
+    outside = {each for each in segments(quoting) if PLACE not in each}
+    if quoting != text and not outside.intersection(texts[i] for i in indices):
+        return quoting
+    first, last = min(indices, default=0), max(indices, default=-1)
+    if not indices or any(_split_quoted(each)[1] for each in texts[first : last + 1]):
+        return ""
+    marked = _LABELLED.fullmatch(texts[first]) or _TAGGED.fullmatch(texts[first])
+    lines: list[str] = []
+    number = 0
+    for line in split_lines(text):
+        kept = []
+        for segment in line:
+            if not first <= number <= last:
+                kept.append(segment)
+            elif number == first:
+                kept.append(f"{marked[1]}{PLACE}" if marked else PLACE)
+            number += 1
+        lines += [" ".join(kept)] * bool(kept)
+    rest = "\n".join(lines)
+    # "Who approved it? Translate “see you” into Dutch." has two requests, and "It shows E14. How do I correct this?"
+    # is about the matter of what it tells.
+    is_beside = _QUOTATION.search(text) or any(line.startswith(f"{PLACE} ") for line in lines)
+    return rest if any(map(str.isalpha, rest)) and (marked or not is_beside) else ""
 
 
 def _is_text(text: str) -> bool:

@@ -15,7 +15,7 @@ from rgate_integrations.models.proxies import language_model, read_states, state
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.closings import shorten_turn
-from rgate_integrations.runtime.quotations import split_quotation
+from rgate_integrations.runtime.quotations import leave_out, split_quotation
 from rgate_integrations.runtime.segments import (
     Segmented,
     count_words,
@@ -25,7 +25,9 @@ from rgate_integrations.runtime.segments import (
     user_turns,
 )
 
-Scope: TypeAlias = Literal["conversation", "message", "before", "parts", "quotation", "about quotation"]
+Scope: TypeAlias = Literal[
+    "conversation", "message", "before", "parts", "quotation", "about quotation", "rest"
+]
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,9 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         scope: What to read: the message in its ``"conversation"``, the ``"message"`` without its earlier turns, what
             the user said ``"before"`` it, in the conversation up to there, or the ``"parts"`` of the message in its
             conversation: what is outside code, or the requests that a line joins. Of a request that quotes a text,
-            the ``"quotation"``, or what it says ``"about quotation"`` (see `split_quotation`).
+            the ``"quotation"``, or what it says ``"about quotation"`` (see `split_quotation`). Or the ``"rest"`` of
+            the message (see `leave_out`).
+        left_out: Indices of the segments that the ``"rest"`` leaves out.
     """
 
     reads_history: ClassVar[bool] = True
@@ -186,6 +190,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     in_context: tuple[PooledLayer, ...] = ()
     model: str = ""
     scope: Scope = "conversation"
+    left_out: tuple[int, ...] = ()
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
         """Return the states of each request; requests that need the same layers are read in one batch.
@@ -221,6 +226,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
             return next(user_turns(request.history))
         if self.scope == "parts":
             return outside_code(request.question) or split_joined(request.question), request.history
+        if self.scope == "rest":
+            return leave_out(request.question, self.left_out), ()
         if self.scope in ("quotation", "about quotation"):
             quotation = split_quotation(request.question)
             return (quotation.text if self.scope == "quotation" else quotation.about), ()
