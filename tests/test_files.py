@@ -40,6 +40,16 @@ def test_a_file_or_folder_is_replaced(tmp_path):
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["a.json", "g"]
 
 
+def test_a_file_keeps_its_permissions_and_a_link_to_it_stays(tmp_path):
+    """Regression: a private file became readable by all, and a link was replaced, and the file kept the old."""
+    file, link = tmp_path / "a.json", tmp_path / "link"
+    write_atomically(file, "old")
+    file.chmod(0o600)
+    link.symlink_to("a.json")
+    write_atomically(link, "new")
+    assert (file.read_text(), file.stat().st_mode & 0o777, link.is_symlink()) == ("new", 0o600, True)
+
+
 def test_what_killed_saves_left_long_ago_goes_with_the_next_save(tmp_path):
     """Regression: hidden copies stayed beside a profile forever."""
     target, mark = tmp_path / "g[1]", "0123456789ab"

@@ -49,6 +49,13 @@ class Model(BaseModel):
     path: Annotated[list[str], operator.add] = []
 
 
+@dataclass(slots=True)
+class Slots:
+    question: str
+    retrieval_decision: Any = None
+    path: Annotated[list[str], operator.add] = ()
+
+
 @dataclass
 class Data:
     question: str
@@ -78,7 +85,7 @@ def graph_of(gate, state=State, **options):
     )
 
 
-@pytest.mark.parametrize("state", [State, Model, Data])
+@pytest.mark.parametrize("state", [State, Model, Data, Slots])
 @each(INVOKES)
 def test_the_graph_searches_only_when_it_needs_to(call, state):
     judge = Judge()

@@ -270,6 +270,17 @@ def test_another_argument_may_ask_for_what_the_llm_does_not_know(gate, call, giv
         assert (positional.content, gate.questions) == (output.content, ["a thing", *judged] * 2)
 
 
+@both_ways
+def test_an_argument_that_is_bound_to_a_tool_counts(gate, call):
+    """Regression: a search bound to one customer was skipped for what the LLM knows in general."""
+    tool = FunctionTool.from_defaults(contracts, partial_params={"customer": "unknown GmbH"})
+    output = call(GatedTool(tool, gate), "call", query="a thing")
+    assert (output.content, gate.questions[1:]) == (
+        "found a thing",
+        ["Tell me more about unknown GmbH in customer."],
+    )
+
+
 class Unprintable:
     """An application's object without ``repr`` and truth value."""
 

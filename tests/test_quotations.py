@@ -189,9 +189,9 @@ def test_what_stands_around_a_question_may_still_need_passages(request_text):
         ("Is it spam?\n<message>When do you close?</message>", [1], f"Is it spam?\n<message>{PLACE}"),
         ("Message: When do you close?\nIs it spam?", [0], f"Message: {PLACE}\nIs it spam?"),
         (
-            "Is it spam?\nHi! When do you close? I ask for Ann. Is she in?",
+            "Label it.\nHi! When do you close? I ask for Ann. Is she in?",
             [2, 4],
-            f"Is it spam?\nHi! {PLACE}",
+            f"Label it.\nHi! {PLACE}",
         ),
         ('Translate "When do you close today?" into Dutch.', [0], f"Translate {PLACE} into Dutch."),
         ('Translate "Hi. When do you close today?" into Dutch.', [1], f"Translate {PLACE} into Dutch."),

@@ -24,6 +24,7 @@ from rgate_integrations.serving.server import Guard, make_server
 from rgate_integrations.serving.service import DecisionService
 from tests.http_servers import CLIENT, Blocking, Broken, Words, listening, serving_gate
 from tests.patience import PATIENCE
+from tests.scripted_proxy import ScriptedProxy
 from tests.scripted_upstream import send_raw
 
 typesafe = pytest.importorskip("typesafe_sdk", reason="comes with the dev extra")
@@ -475,6 +476,14 @@ class RaisesAtFirst(Words):
             self.missing = False
             raise ModelLoadError("No model.", hint="Mount it.")
         return await super().adecide_batch(requests)
+
+
+def test_a_gate_that_judges_only_recorded_drafts_becomes_ready():
+    """Regression: it never did, since it was tried without a draft."""
+    with listening(
+        make_app(DecisionService(load_gate("ik", source="recorded", proxy=ScriptedProxy())))
+    ) as url:
+        wait_until_ready(url)
 
 
 def test_a_gate_that_raises_and_a_queue_that_is_full_do_not_keep_a_server_from_becoming_ready(caplog):

@@ -338,7 +338,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
         It is only known for a request that retrieves otherwise.
         """
-        return self._p_works(evidence) >= self._least_p_known(evidence)
+        p = self._p_works(evidence)
+        return p > 0 and p >= self._least_p_known(evidence)
 
     def _p_works(self, evidence: Evidence) -> float:
         """Return P(a request works on the words of its segments that need passages).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import zip_longest
 from typing import Any, Self, TypeAlias
 
@@ -130,7 +130,10 @@ def as_mapping(value: Any) -> Any:
     """Convert the state of a graph, if it is a pydantic model or dataclass, to a mapping; return others unchanged."""
     if isinstance(value, BaseModel) and not isinstance(value, BaseMessage | PromptValue):
         return dict(value)
-    return vars(value) if is_dataclass(value) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        # Not `vars`: one with slots has none.
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    return value
 
 
 def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:

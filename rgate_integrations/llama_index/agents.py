@@ -109,7 +109,8 @@ class GatedTool(FunctionTool):
         return await arun(self._call(args, kwargs))
 
     def _call(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Flow[ToolOutput]:
-        named = {**dict(zip(self._defaults, args, strict=False)), **arguments}
+        bound = getattr(self.tool, "partial_params", None) or {}
+        named = {**bound, **dict(zip(self._defaults, args, strict=False)), **arguments}
         question = _question(named, self.question) or ""
         bundle = QueryBundle(question)
         decision: Decision | None = None

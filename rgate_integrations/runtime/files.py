@@ -42,7 +42,7 @@ def follow(path: str | Path) -> Path:
 
 
 def write_atomically(path: str | Path, content: bytes | str) -> Path:
-    """Write or replace a file atomically, and return its path.
+    """Write or replace a file atomically, and return its path; see `follow`. It keeps its permissions.
 
     Args:
         path: The file; missing folders are created.
@@ -52,9 +52,11 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
         ConfigurationError: The path is the current folder or the root, or ends in ``..``.
         WriteError: The file could not be written, such as on a full disk; an earlier one is unchanged.
     """
-    target = expand(path)
+    target = follow(path)
     with _temporary(target) as temporary:
         _write(temporary, content)
+        if target.exists():
+            shutil.copymode(target, temporary)
         temporary.replace(target)
     return target
 

@@ -6,7 +6,13 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from rgate_integrations.runtime.segments import count_words, is_question, segments, split_lines
+from rgate_integrations.runtime.segments import (
+    count_words,
+    is_question,
+    lists_questions,
+    segments,
+    split_lines,
+)
 
 _QUOTATION = re.compile(
     r"\"{3}([^\"]+)\"{3}|\"([^\"]+)\"|[“„”]([^“„”]+)[“”]|«([^«»]+)»|»([^«»]+)«|「([^「」]+)」|『([^『』]+)』"
@@ -17,6 +23,7 @@ _INTRODUCED = re.compile(r"([^:：\n]{3,80}(?::(?=\s)|：))\s*(\S.*)", re.DOTALL
 _MIN_WORDS, _MAX_WORDS_ABOUT, _MAX_WORDS_INTRODUCING, _MAX_WORDS_OF_QUESTION = 4, 25, 12, 6
 _MAX_WORDS_ASKED = 40  # longer statements are probably text to work on
 _MAX_CHARS, _MAX_QUOTATIONS = 4_000, 3  # JSON has more
+_MAX_AROUND = 3  # segments that may be questions; more of them list what is asked
 _ENDS = ".!。！।…;； "
 PLACE = "…"
 """Stands for the quoted text in what a request says about it."""
@@ -87,7 +94,7 @@ def _split_plain(text: str) -> Quotation:
 
 
 def leave_out(text: str, indices: Collection[int]) -> str:
-    r"""Return a request with `PLACE` for a text in it; "" if it seems to have none, or no letter remains.
+    r"""Return a request with `PLACE` for a text in it; "" if it seems to have none, or lists questions.
 
     The text is what the request has in quotation marks, if none of some segments is outside. Otherwise, it goes from
     the first of these to the last, without a label or a tag at its beginning.
@@ -101,6 +108,8 @@ def leave_out(text: str, indices: Collection[int]) -> str:
     """
     texts = segments(text)
     quoting, quoted = _split_quoted(text)
+    if len(texts) > _MAX_AROUND and lists_questions(texts):
+        return ""
     if len(texts) == 1 and not any(
         is_question(each) for content in quoted or texts for each in segments(content)
     ):

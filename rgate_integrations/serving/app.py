@@ -17,7 +17,7 @@ from rgate_integrations import __version__
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.decision import Failure
 from rgate_integrations.engine.loading import WARM_UP
-from rgate_integrations.errors import RGateError
+from rgate_integrations.errors import EvidenceError, RGateError
 from rgate_integrations.models.download import forbid_downloads
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import redact
@@ -150,18 +150,23 @@ class DecisionRoutes:
         # The message is left out: it may quote the question or a secret.
         return problem(500, "InternalError", "The server failed; its log says why.")
 
+    async def _try_gate(self, draft: str | None = None) -> Failure | None:
+        """Decide about a question, without the queue, and return the error if that fails."""
+        try:
+            decision = await self.service.gate.adecide(WARM_UP, draft=draft, timeout=self.service.timeout)
+        except Exception as raised:  # by a gate with on_error="raise"
+            return Failure.from_error(raised)
+        return decision.error
+
     async def _warm_up(self) -> None:
         """Load the models by deciding about a question, and repeat until that succeeds."""
         # A model may be missing for a while, for example until a volume is mounted, so we keep trying, ever more
         # slowly.
         pause = 1.0
         while not self.is_ready:
-            try:
-                error = (
-                    await self.service.gate.adecide(WARM_UP, timeout=self.service.timeout)
-                ).error  # not queued
-            except Exception as raised:  # by a gate with on_error="raise"
-                error = Failure.from_error(raised)
+            error = await self._try_gate()
+            if error is not None and error.type == EvidenceError.__name__:
+                error = await self._try_gate(draft="Yes.")  # the gate judges only drafts, and writes none
             self.is_ready = error is None
             if error is not None:
                 hint = f" Hint: {redact(error.hint)}" if error.hint else ""

@@ -175,7 +175,14 @@ class DecisionService:
         timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
         with self.counting(len(items)) as decisions:
             # One by one: the gate's own queue batches them with those of other clients.
-            decisions += await asyncio.gather(*(_decide(item, gates, timeout) for item in items))
+            tasks = [asyncio.ensure_future(_decide(item, gates, timeout)) for item in items]
+            try:
+                decisions += await asyncio.gather(*tasks)
+            finally:
+                # If one raised, the others' places are free only when they have ended.
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         return decisions
 
     @contextmanager
