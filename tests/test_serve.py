@@ -22,6 +22,7 @@ from rgate_integrations.gates.ability import Ability, save_measured
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.server import Guard, make_server
 from rgate_integrations.serving.service import DecisionService
+from rgate_integrations.serving.wire import DecideItem
 from tests.http_servers import CLIENT, Blocking, Broken, Words, listening, serving_gate
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
@@ -476,6 +477,35 @@ class RaisesAtFirst(Words):
             self.missing = False
             raise ModelLoadError("No model.", hint="Mount it.")
         return await super().adecide_batch(requests)
+
+
+class RaisesForOne:
+    """An asynchronous gate that never decides about other questions than "bad", for which it raises."""
+
+    on_error = "raise"
+    running = 0
+
+    def decide_batch(self, requests):
+        raise NotImplementedError
+
+    async def adecide_batch(self, requests):
+        if requests[0].question == "bad":
+            raise ValueError("bad")
+        self.running += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.running -= 1
+
+
+async def test_if_a_gate_raises_the_other_questions_end_before_their_places_are_free():
+    """Regression: they went on, so more questions than the queue has places were at work."""
+    gate = RaisesForOne()
+    service = DecisionService(gate, queue=3)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="bad"):
+            await service.decide([DecideItem(question=question) for question in ("one", "bad", "two")])
+        assert gate.running == 0
 
 
 def test_a_gate_that_judges_only_recorded_drafts_becomes_ready():
