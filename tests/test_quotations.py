@@ -219,7 +219,7 @@ ASKED = ["Where is my order 4411?", "Who approved the March budget?", "How do I 
         "Rewrite the question so that it can be understood without the chat.\n\nQuestion: {}\nNew question:",
         "Is the following message spam? Answer yes or no.\n\n{}",
         "Which department should handle this? Options: Sales, Support, HR, IT.\n{}",
-        "{}\n\nRate the urgency of this request from 1 to 5. Only print the number.",
+        "Message: {}\n\nRate the urgency of this request from 1 to 5. Only print the number.",
         "In welcher Sprache ist diese Nachricht?\nNachricht: {}",
     ],
 )
@@ -236,6 +236,7 @@ def test_a_program_that_works_on_a_question_needs_no_passages(prompt):
         "Rewrite the question, then answer it.\n\nQuestion: {}",
         "Classify the message, then reply to the customer.\nMessage: {}",
         "Write a haiku about autumn.\n\n{}",
+        "{}\nIt is urgent.",
         "{} Also, translate “good morning” into French.",
         "Übersetze „bis bald“ ins Englische. {}",
         "Reply in German.\n{}",

@@ -218,8 +218,12 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         quotation = split_quotation(evidence.question)
         if may_skip and quotation.text:
             closer += (*self._encoder_specs("about quotation")[:1], *self._encoder_specs("quotation")[1:])
-        rest = self._rest_spec(evidence)
-        return closer + (rest,) * bool(leave_out(evidence.question, rest.left_out))
+        spec, question = self._rest_spec(evidence), evidence.question
+        rest = leave_out(question, spec.left_out)
+        # After earlier turns, only quotation marks tell what a message works on.
+        if evidence.request.history and rest != leave_out(question, ()):
+            return closer
+        return closer + (spec,) * bool(rest)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the kinds of the segments, and by the probability that the LLM knows the fact."""

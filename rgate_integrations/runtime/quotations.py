@@ -135,7 +135,8 @@ def leave_out(text: str, indices: Collection[int]) -> str:
     rest = "\n".join(lines)
     # "Who approved it? Translate “see you” into Dutch." has two requests, and "It shows E14. How do I correct this?"
     # is about the matter of what it tells.
-    is_beside = _QUOTATION.search(text) or any(line.startswith(f"{PLACE} ") for line in lines)
+    # Before "It is urgent.", on a line of its own, a question is no text to work on.
+    is_beside = _QUOTATION.search(text) or any(line.startswith(f"{PLACE} ") for line in lines) or first == 0
     return rest if any(map(str.isalpha, rest)) and (marked or not is_beside) else ""
 
 
